@@ -1,4 +1,4 @@
-"""What two workers and a parameter server count, beside the loop of TensorFlow's guide.
+"""What two workers and a parameter server count, compared with the loop of TensorFlow's guide.
 
 python benchmarks/bench_train_ps.py
 

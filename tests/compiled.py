@@ -11,7 +11,7 @@ import pytest
 
 
 def compiled(source: Path, library: Path) -> Path:
-    """`source` as the shared library `library`; the test is skipped where there is no compiler."""
+    """`source` as the shared library `library`; the test is skipped on a machine without a compiler."""
     compiler = shutil.which("cc")
     if compiler is None:
         if os.environ.get("CI") == "true":

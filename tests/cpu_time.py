@@ -10,6 +10,7 @@ The run fails if the folder's tests take more than `CPU_PER_MINUTE` CPU minutes 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import tomllib
 from collections import defaultdict
@@ -26,7 +27,10 @@ COLLECTION = "(imports and collection)"
 
 
 class CpuTime:
-    """Adds up the CPU time of tests by folder: of this process and of children that have ended."""
+    """Adds up the CPU time of tests by folder: of this process and of its children, ended or running.
+
+    So the child of a session's fixture counts for the folder whose test uses it, not for the last one.
+    """
 
     def __init__(self, config: pytest.Config) -> None:
         """Args: config: of the controller or of one of xdist's workers."""
@@ -82,9 +86,31 @@ class CpuTime:
         ]
 
 
+TICKS_PER_S = os.sysconf("SC_CLK_TCK")
+
+
 def _cpu_s() -> float:
+    """CPU time so far of this process, of its children that have ended, and of running descendants."""
     times = os.times()
-    return times.user + times.system + times.children_user + times.children_system
+    ended = times.user + times.system + times.children_user + times.children_system
+    return ended + sum(_running_s(child) for child in _children(os.getpid()))
+
+
+def _running_s(pid: int) -> float:
+    """CPU time of a process and its descendants; 0 if it has ended meanwhile: its parent has the time then."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except (FileNotFoundError, ProcessLookupError):
+        return 0.0
+    return sum(map(int, fields[11:15])) / TICKS_PER_S + sum(map(_running_s, _children(pid)))
+
+
+def _children(pid: int) -> list[int]:
+    found: list[int] = []
+    for path in Path(f"/proc/{pid}/task").glob("*/children"):
+        with contextlib.suppress(FileNotFoundError, ProcessLookupError):  # it has ended
+            found += map(int, path.read_text().split())
+    return found
 
 
 def _folder(item: pytest.Item, root: Path) -> str:

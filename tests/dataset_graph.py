@@ -7,7 +7,7 @@ from typing import Any
 import tensorflow as tf
 
 _IGNORE_STATE = 1
-"""Python functions and tables are written by name only: nobody runs the graph."""
+"""Python functions and tables are written by name only: the graph is not run."""
 
 
 _INT32, _INT64 = tf.int32.as_datatype_enum, tf.int64.as_datatype_enum

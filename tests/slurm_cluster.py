@@ -204,7 +204,7 @@ class Cluster:
         for _ in range(20):
             if not self._kill_remains():
                 return
-            time.sleep(0.1)
+            time.sleep(0.1)  # killed processes need a moment to end
 
     def _start(self, name: str, program: str, *arguments: str) -> None:
         path = shutil.which(program, path=self.environ["PATH"])

@@ -118,7 +118,7 @@ def _look_before(watch: Watch, state: GpuState) -> None:
     for _ in range(IDLE_LOOKS):
         if least <= IDLE_UTILIZATION:
             return
-        time.sleep(0.3)
+        time.sleep(0.3)  # the driver averages over up to a second
         again = _ours(read_gpus())
         least = min(least, (again and again.utilization) or 0.0)
     if least > IDLE_UTILIZATION:

@@ -60,7 +60,7 @@ class Situation:
 
         Args:
             name: What was measured.
-            value: None if there is no value; `how` then says why.
+            value: None without a value; `how` then says why.
             unit: Unit of the value.
             more: `at_least`, `at_most`, `peer`, `how` as in `figures.figure`; `rate_of` for a
                 rate from which figures over several parts are computed.

@@ -1,4 +1,4 @@
-"""Photographs that nobody took: JPEGs with the size and the entropy of real ones, made from a seed."""
+"""Synthetic photographs: JPEGs with the size and the entropy of real ones, made from a seed."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Kind:
     width: int
     quality: int
     noise: float
-    """Standard deviation of the sensor's noise, grey levels: it sets the entropy."""
+    """Standard deviation of the sensor's noise, gray levels: it sets the entropy."""
 
 
 KINDS = (
@@ -44,8 +44,8 @@ def scene(rng: np.random.Generator, kind: Kind) -> np.ndarray:
         size = 2**octave
         coarse = rng.standard_normal((height // size + 2, width // size + 2, 3), np.float32)
         field += cv2.resize(coarse, (width, height), interpolation=cv2.INTER_LINEAR) * size**0.9
-    grey = field.mean(axis=2, keepdims=True)
-    field = grey + 0.35 * (field - grey)  # colours vary less than brightness
+    gray = field.mean(axis=2, keepdims=True)
+    field = gray + 0.35 * (field - gray)  # colors vary less than brightness
     return (field - field.mean()) / field.std() * 48 + 120
 
 

@@ -1,6 +1,6 @@
 """Every contender in turn, round after round, each in a fresh process; then one table of ratios.
 
-CPU time per image decides: a noisy neighbour lengthens wall time and not CPU time. A ratio is taken
+CPU time per image decides: a noisy neighbor lengthens wall time and not CPU time. A ratio is taken
 within a round, against the recipe of that round; the median of the rounds is reported.
 """
 
@@ -136,7 +136,7 @@ def rounds_of(kind: str, photos: Path, rounds: int) -> dict[str, list[dict[str, 
 
 
 def table(kind: str, found: dict[str, list[dict[str, float]]]) -> list[dict[str, object]]:
-    """What stands in the results file."""
+    """The content of the results file."""
     recipe = found[RECIPE.name]
     ratios = {
         name: {

@@ -2,7 +2,7 @@
 
 python benchmarks/monitor/gpu_exporter.py [--seconds 60] [--if-there]
 
-Exit code 3: a target is missed, a value differs, or there is no GPU; with --if-there the last is one line and no failure.
+Exit code 3: a target is missed, a value differs, or the machine has no GPU; with --if-there the last is one line and not a failure.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def main() -> int:
     parser.add_argument("--seconds", type=float, default=60.0, help="to measure, seconds")
     parser.add_argument("--every", type=float, default=1.0, help="between two samples, seconds")
     parser.add_argument(
-        "--if-there", action="store_true", help="skip with a reason where there is no GPU"
+        "--if-there", action="store_true", help="skip with a reason on a machine without a GPU"
     )
     settings = parser.parse_args()
     with GpuSampler(every_s=settings.every) as sampler:

@@ -146,15 +146,15 @@ def window_us(bench: Bench, load: Rest | Grpc, *, seconds: float, scraped: bool)
 
 def ratios(bench: Bench, load: Rest | Grpc, *, rounds: int, seconds: float) -> list[float]:
     """How much more CPU time a request takes with monitoring, percent, of each pair of windows."""
-    found, told_s = [], time.monotonic()
+    found, shown_s = [], time.monotonic()
     for number in range(rounds):
         took = {}
         for word in ("on", "off") if number % 2 else ("off", "on"):
             bench.sample(word)
             took[word] = window_us(bench, load, seconds=seconds, scraped=word == "on")
         found.append(100.0 * (took["on"] / took["off"] - 1.0))
-        if time.monotonic() - told_s > 60.0:
-            told_s = time.monotonic()
+        if time.monotonic() - shown_s > 60.0:
+            shown_s = time.monotonic()
             sys.stderr.write(f"bench-monitor: {number + 1} of {rounds} pairs of windows\n")
     return found
 

@@ -127,7 +127,7 @@ class Client:
         task.add_done_callback(self.under_way.discard)
 
     async def settle(self, timeout_s: float) -> None:
-        """Wait for all that is under way, and give up what is left."""
+        """Wait for all requests under way, and give up those that take longer."""
         if self.under_way:
             _, left = await asyncio.wait(self.under_way, timeout=timeout_s)
             for each in left:

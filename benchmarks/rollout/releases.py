@@ -55,7 +55,7 @@ class Server:
 
 
 def free_port() -> int:
-    """A port of 127.0.0.1 that nobody has now."""
+    """A port of 127.0.0.1 that is free now."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])

@@ -1,6 +1,6 @@
 """How many requests a canary needs until a fault rolls it back: simulated, in half a minute.
 
-python benchmarks/rollout/simulate.py     prints the table that stands in docs/explanation/rollout.md
+python benchmarks/rollout/simulate.py     prints the table of docs/explanation/rollout.md
 
 The gates are Stoker's own code with its default settings; only the answers are drawn.
 """

@@ -20,18 +20,18 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--uv", default=str(ROOT / ".tools" / "bin" / "uv"))
     parser.add_argument("peers", nargs="*")
-    asked = parser.parse_args()
+    given = parser.parse_args()
     for wanted in sorted(REQUIREMENTS.glob("*.txt")):
         name, stamp = wanted.stem, ENVIRONMENTS / wanted.stem / wanted.name
-        if asked.peers and name not in asked.peers:
+        if given.peers and name not in given.peers:
             continue
         if stamp.is_file() and stamp.read_text() == wanted.read_text():
             continue
         sys.stdout.write(f"setup: {name} into {ENVIRONMENTS / name}\n")
         folder = str(ENVIRONMENTS / name)
-        venv = [asked.uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder]
+        venv = [given.uv, "venv", "--quiet", "--allow-existing", "--python", sys.executable, folder]
         subprocess.run(venv, check=True)
-        sync = [asked.uv, "pip", "sync", "--quiet", "--python", f"{folder}/bin/python", str(wanted)]
+        sync = [given.uv, "pip", "sync", "--quiet", "--python", f"{folder}/bin/python", str(wanted)]
         subprocess.run(sync, check=True)
         stamp.write_text(wanted.read_text())
 

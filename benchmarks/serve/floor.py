@@ -1,6 +1,6 @@
 """grpcio without a model: the same service, and its answer is always the same.
 
-python floor.py PORT ANSWER, the file of a serialised PredictResponse
+python floor.py PORT ANSWER, the file of a serialized PredictResponse
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ WORKERS = 8
 
 
 class Constant(prediction_service_pb2_grpc.PredictionServiceServicer):
-    """Parses what comes, serialises what goes; nothing between."""
+    """Parses what comes, serializes what goes; nothing between."""
 
     def __init__(self, answer: predict_pb2.PredictResponse) -> None:
         """Args: answer: to everything."""

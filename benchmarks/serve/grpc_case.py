@@ -1,4 +1,4 @@
-"""gRPC beside grpcio without a model, and what each of the two sides takes."""
+"""gRPC compared with grpcio without a model, and the time of each side."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _FLOOR = "grpcio, no model"
 
 def predict_request(model: str) -> PredictRequest:
     """The model's row as a client's tensor: raw content, as `tf.make_tensor_proto` writes it."""
-    row = models.asked(model).row[None]
+    row = models.request_of(model).row[None]
     request = PredictRequest()
     request.model_spec.name = model
     tensor = request.inputs["input"]

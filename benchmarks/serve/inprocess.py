@@ -1,4 +1,4 @@
-"""The limit: the CNN asked in its own process, by the call path that the server uses.
+"""The limit: the CNN called in its own process, by the call path that the server uses.
 
 python inprocess.py PORT MODELS; answers GET /<rows of a call>/<seconds> with rows a second as JSON
 """
@@ -19,7 +19,7 @@ from stoker.registry.exported_model import DEFAULT_SIGNATURE, LoadedModel, load_
 
 def rows_per_s(model: LoadedModel, *, rows: int, seconds: float) -> float:
     """Ask it over and over."""
-    batch = np.ascontiguousarray(np.repeat(models.asked("cnn").row[None], rows, axis=0))
+    batch = np.ascontiguousarray(np.repeat(models.request_of("cnn").row[None], rows, axis=0))
     model.call(DEFAULT_SIGNATURE, {"input": batch})
     calls, begun_s = 0, time.monotonic()
     while (took_s := time.monotonic() - begun_s) < seconds:
@@ -29,7 +29,7 @@ def rows_per_s(model: LoadedModel, *, rows: int, seconds: float) -> float:
 
 
 def main() -> None:
-    """Wait to be asked."""
+    """Wait for requests."""
     model = load_model(Path(sys.argv[2]) / "cnn" / "1")
 
     class Handler(BaseHTTPRequestHandler):

@@ -1,4 +1,4 @@
-"""A network of one's own: some peers listen on every address, and here nobody else reaches them."""
+"""A separate network namespace: some peers listen on every address, and here no other process reaches them."""
 
 from __future__ import annotations
 

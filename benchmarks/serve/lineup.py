@@ -81,7 +81,7 @@ class Lineup:
             server.signal(signal.SIGSTOP)
 
     def add(self, name: str, server: Server, ready: Callable[[], bool]) -> None:
-        """Take in a server that is no peer."""
+        """Add a server that is not a peer."""
         self.stack.callback(server.stop)
         server.wait_until(ready)
         server.signal(signal.SIGSTOP)
@@ -95,8 +95,8 @@ class Lineup:
 
     def contestants(self, model: str, names: Sequence[str]) -> list[Contestant]:
         """Every way to ask these servers about the model's row, as JSON."""
-        asked = models.asked(model)
-        return [each for name in names for each in _ways(name, self._found[name], asked)]
+        model_request = models.request_of(model)
+        return [each for name in names for each in _ways(name, self._found[name], model_request)]
 
     def _started(self, name: str) -> Server:
         log = self.scratch / f"{name}.log"
@@ -106,11 +106,11 @@ class Lineup:
         return server
 
 
-def _ways(name: str, server: Server, asked: models.Asked) -> list[Contestant]:
-    model = asked.model
+def _ways(name: str, server: Server, model_request: models.ModelRequest) -> list[Contestant]:
+    model = model_request.model
 
     def way(path: str, *, shown: str = "", infer: bool = False, **more: Any) -> Contestant:
-        body = asked.infer if infer else asked.instances
+        body = model_request.infer if infer else model_request.instances
         request = Request(path=path, body=body, headers=_JSON)
         return Contestant(name=server.name + shown, server=server, request=request, **more)
 

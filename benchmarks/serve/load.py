@@ -57,7 +57,7 @@ def by_wrk(
     """Load a server that runs, closed loop.
 
     Args:
-        server: Who is asked.
+        server: The server that gets the load.
         request: What, over and over.
         connections: Each sends on when it has its answer.
         seconds: Of the window.
@@ -65,7 +65,7 @@ def by_wrk(
         scratch: A folder for the body.
 
     Raises:
-        RuntimeError: an answer was no 2xx, or a connection failed: the run is void.
+        RuntimeError: an answer was not 2xx, or a connection failed: the run is void.
     """
     body = scratch / "body"
     body.write_bytes(request.body)

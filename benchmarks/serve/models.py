@@ -1,4 +1,4 @@
-"""The models that are served, and the rows that they are asked about."""
+"""The models that are served, and the rows of their requests."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ _DECIMALS = 4
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """A model's name and the one row that every contestant is asked about."""
+class ModelRequest:
+    """A model's name and the one row of every contestant's requests."""
 
     model: str
     row: NDArray[np.float32]
@@ -50,11 +50,11 @@ def _short(value: object) -> float:
     return round(float(value), _DECIMALS)  # type: ignore[arg-type] # a number or its text
 
 
-def asked(model: str) -> Asked:
-    """What a model is asked: always the same."""
+def request_of(model: str) -> ModelRequest:
+    """The request to a model: always the same."""
     shape = (FEATURES,) if model == "mlp" else IMAGE_SHAPE
     row = np.random.default_rng(7).uniform(size=shape).round(_DECIMALS)
-    return Asked(model=model, row=row.astype(np.float32))
+    return ModelRequest(model=model, row=row.astype(np.float32))
 
 
 class Weights(tf.Module):

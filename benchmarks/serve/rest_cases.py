@@ -1,4 +1,4 @@
-"""The perceptron and the CNN by REST, beside the peers and beside what is possible."""
+"""The perceptron and the CNN over REST, compared with the peers and with the limit."""
 
 from __future__ import annotations
 
@@ -140,7 +140,7 @@ def _plural(connections: int) -> str:
 
 
 def cnn(lineup: Lineup, *, seconds: int, rounds: int) -> list[Figure]:
-    """The CNN: an image as JSON beside the peers, as raw bytes beside the same process."""
+    """The CNN: an image as JSON against the peers, as raw bytes against calls in process."""
     names = ["stoker", *lineup.peers]
     lineup.start(names)
     contestants = lineup.contestants("cnn", names)
@@ -206,18 +206,18 @@ RAW_HEADERS = {
     "X-Tensor-Shape": ",".join(map(str, (1, *models.IMAGE_SHAPE))),
     "X-Tensor-Dtype": "float32",
 }
-"""How the server is told what the bytes are."""
+"""The header that describes the bytes to the server."""
 
 
 def raw_request(path: str) -> Request:
     """The image as raw bytes."""
-    row = models.asked("cnn").row
+    row = models.request_of("cnn").row
     return Request(path=path, body=row.tobytes(), headers=RAW_HEADERS)
 
 
 def _flat_request() -> Request:
     """The image by the Open Inference Protocol."""
-    body = models.asked("cnn").infer
+    body = models.request_of("cnn").infer
     return Request(
         path="/v2/models/cnn/infer", body=body, headers={"Content-Type": "application/json"}
     )
@@ -239,12 +239,12 @@ def _in_process(lineup: Lineup, *, seconds: int, rounds: int) -> tuple[list[floa
     if name not in lineup:
         log = lineup.scratch / "inprocess.log"
         server = servers.of_ours(name, "inprocess.py", str(lineup.root), log=log)
-        lineup.add(name, server, lambda: _asked(server, 1, 0.1) > 0)
+        lineup.add(name, server, lambda: _rate_of(server, 1, 0.1) > 0)
     found: dict[int, list[float]] = {rows: [] for rows in _BATCHES}
     for _ in range(rounds):
         for rows in _BATCHES:
             with lineup[name].running():
-                found[rows].append(_asked(lineup[name], rows, seconds))
+                found[rows].append(_rate_of(lineup[name], rows, seconds))
     rows = max(found, key=lambda rows: float(np.median(found[rows])))
     texts = [
         f"{np.median(each):.4g} rows a second with {rows} a call" for rows, each in found.items()
@@ -252,7 +252,7 @@ def _in_process(lineup: Lineup, *, seconds: int, rounds: int) -> tuple[list[floa
     return found[rows], f"in process on the same core: {', '.join(texts)}"
 
 
-def _asked(server: servers.Server, rows: int, seconds: float) -> float:
+def _rate_of(server: servers.Server, rows: int, seconds: float) -> float:
     status, body = servers.post(server.port, f"/{rows}/{seconds:g}", b"")
     if status != 200:
         raise RuntimeError(f"{server.name} answers {status}")

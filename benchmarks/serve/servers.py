@@ -155,7 +155,7 @@ def _rss_bytes(pid: int) -> int:
 
 
 def free_port() -> int:
-    """A port that nobody has."""
+    """A free port."""
     with socket.socket() as bound:
         bound.bind(("127.0.0.1", 0))
         return bound.getsockname()[1]
@@ -222,7 +222,7 @@ def peer(name: str, root: Path, log: Path) -> Server:
 
 
 def of_ours(name: str, script: str, *arguments: str, log: Path) -> Server:
-    """A script beside this one that takes a port first."""
+    """A script in this folder that takes a port first."""
     port = free_port()
     command = [sys.executable, str(HERE / script), str(port), *arguments]
     return Server(name, command, port=port, log=log)

@@ -15,7 +15,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.append(str(ROOT / "benchmarks" / "train"))  # `figures`; it has a `models` too, behind ours
 
-import models  # noqa: E402 - beside this file, which no package holds
+import models  # noqa: E402 - next to this file, which is in no package
 import servers  # noqa: E402 - as above
 from figures import Figure, figure, write  # noqa: E402 - as above
 from swap_case import states  # noqa: E402 - as above
@@ -34,7 +34,7 @@ def memory(cycles: int, scratch: Path) -> list[int]:
     """Bytes of the server after each cycle."""
     root, file = scratch / "models", scratch / "models.config"
     models.write_models(root)
-    asked = models.asked("cnn")
+    request = models.request_of("cnn")
     found = []
     with ExitStack() as stack:
         _write_config(file, root, ["mlp"])
@@ -49,7 +49,7 @@ def memory(cycles: int, scratch: Path) -> list[int]:
         for cycle in range(1, cycles + 1):
             _write_config(file, root, ["mlp", "cnn"])
             _wait(server.port, loaded=True)
-            status, body = servers.post(server.port, "/v1/models/cnn:predict", asked.instances)
+            status, body = servers.post(server.port, "/v1/models/cnn:predict", request.instances)
             if status != 200:
                 raise RuntimeError(f"cycle {cycle}: {status}: {body[:300]!r}")
             _write_config(file, root, ["mlp"])
@@ -85,7 +85,7 @@ def kept(found: list[int]) -> Figure:
     percent = 100 * (found[-1] / found[0] - 1)
     how = (
         f"resident memory of the server, first {found[0] / 1e6:.4g} MB, last {found[-1] / 1e6:.4g}, "
-        f"most {max(found) / 1e6:.4g}; a CNN named in the model_config_file, asked, and no more named"
+        f"most {max(found) / 1e6:.4g}; a CNN is named in the model_config_file, called, and removed from the file"
     )
     return figure(
         f"memory after {len(found)} load and unload cycles, relative to the first",
@@ -101,12 +101,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cycles", type=int, default=50)
     parser.add_argument("--results", type=Path, default=ROOT / "benchmarks" / "results")
-    asked = parser.parse_args()
-    if asked.cycles < 2:
+    given = parser.parse_args()
+    if given.cycles < 2:
         raise SystemExit("soak: at least 2 cycles: the last is held to the first")
     with tempfile.TemporaryDirectory(prefix="stoker-soak-") as scratch:
-        result = kept(memory(asked.cycles, Path(scratch)))
-    write(asked.results / "serve" / "soak.json", [result])
+        result = kept(memory(given.cycles, Path(scratch)))
+    write(given.results / "serve" / "soak.json", [result])
     if not result["holds"]:
         raise SystemExit(1)
 

@@ -57,13 +57,13 @@ class Client(threading.Thread):
         self.failure = ""
 
     def run(self) -> None:
-        """Ask; what is late is asked at once, and its wait counts."""
-        asked = models.asked("mlp")
+        """Send requests; a late one is sent at once, and its wait counts."""
+        request = models.request_of("mlp")
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=60)
         due_s = time.monotonic()
         while not self._over.is_set() and not self.failure:
             time.sleep(max(0.0, due_s - time.monotonic()))  # an open load: each at its time
-            connection.request("POST", "/v1/models/mlp:predict", asked.instances)
+            connection.request("POST", "/v1/models/mlp:predict", request.instances)
             answer = connection.getresponse()
             body = answer.read()
             if answer.status != 200:
@@ -160,7 +160,7 @@ def _figures(
     how = (
         f"{_RATE_PER_S:g} requests a second, open loop, latency from when each was due; median of "
         f"{len(ratios)} pairs ({min(ratios):.3g} to {max(ratios):.3g}): p99 of {len(busy) / len(ratios):.0f} "
-        f"requests while a version loads for {np.median(took_s):.3g} s, beside the "
+        f"requests while a version loads for {np.median(took_s):.3g} s, compared with the "
         f"{len(still) / len(ratios):.0f} just before, in which nothing loads; p50 {np.median(busy):.3g} "
         f"and {np.median(still):.3g} ms, all loads together p99 {np.percentile(busy, 99):.3g}, most "
         f"{busy.max():.3g} ms"

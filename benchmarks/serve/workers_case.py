@@ -1,4 +1,4 @@
-"""Two workers on two cores beside one on one; the client is on the same two cores."""
+"""Two workers on two cores against one on one; the client is on the same two cores."""
 
 from __future__ import annotations
 
@@ -79,13 +79,13 @@ def _figures(found: dict[str, list[Window]], *, raw: bool) -> list[Figure]:
     way = "raw body" if raw else "gRPC (NOT the raw body, which the server refuses)"
     how = (
         f"{way}, {_CONNECTIONS} connections, the client pinned to the second core; one worker, on "
-        f"the first core: {shown(one)}; two, on both, the second beside the client: {shown(two)}"
+        f"the first core: {shown(one)}; two, on both, the second shared with the client: {shown(two)}"
     )
     return [
         figure(
             "CNN: 2 workers on 2 cores against 1 on 1", ratio(two, one), "x", at_least=1.7, how=how
         ),
-        figure("CNN: the client beside 2 workers", client, "% of a core", how=how),
+        figure("CNN: the client of 2 workers", client, "% of a core", how=how),
     ]
 
 

@@ -1,4 +1,4 @@
-"""The tf.data service beside the same pipeline in the training process: CPU and wall per image.
+"""The tf.data service compared with the same pipeline in the training process: CPU and wall per image.
 
 `.venv/bin/python benchmarks/service/measure.py [--images N]` writes
 benchmarks/results/data-service.json. JPEGs of 500x375 are decoded and resized to 224x224 by

@@ -109,7 +109,7 @@ def figures(runs: Runs) -> list[dict[str, object]]:
 def main() -> None:
     """Measure and write."""
     parser = argparse.ArgumentParser()
-    parser.add_argument("--root", type=Path, default=Path("/tmp/stoker-bench-tables"))  # noqa: S108
+    parser.add_argument("--root", type=Path, default=Path("/tmp/stoker-bench-tables"))  # noqa: S108 - a default, which the user can change
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--without", nargs="*", default=[])
     parser.add_argument("--out", type=Path, default=RESULTS)

@@ -54,10 +54,10 @@ def lines(process: subprocess.Popen[str]) -> Iterator[Line]:
 def finished(steps: int) -> list[Line]:
     """A whole run."""
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), steps) as run:
-        told = list(lines(run))
+        found = list(lines(run))
         if run.wait():
             raise RuntimeError(f"a run ended with exit code {run.returncode}")
-    return told
+    return found
 
 
 @dataclass(frozen=True)
@@ -71,9 +71,9 @@ class Cycle:
     """How long, had each call been as those of its second half: the checkpoint is written by then."""
 
 
-def cycles(told: list[Line], key: str) -> list[Cycle]:
-    """Each checkpoint beside the calls between it and the next, so that both saw one machine."""
-    calls = [line for line in told if line["event"] in ("call", "steps")]
+def cycles(output: list[Line], key: str) -> list[Cycle]:
+    """Each checkpoint with the calls between it and the next, so that both saw the same machine."""
+    calls = [line for line in output if line["event"] in ("call", "steps")]
     ended = [line[key] for line in calls[1::2]]
     due = [number for number, line in enumerate(calls[0::2]) if line["due"]]
     found = []
@@ -84,9 +84,9 @@ def cycles(told: list[Line], key: str) -> list[Cycle]:
     return found
 
 
-def stalls(told: list[Line]) -> tuple[list[float], float]:
+def stalls(output: list[Line]) -> tuple[list[float], float]:
     """How long each checkpoint held the steps up, and the share of the time, both by wall clock."""
-    calls = [line for line in told if line["event"] in ("call", "steps")]
+    calls = [line for line in output if line["event"] in ("call", "steps")]
     gaps: dict[bool, list[float]] = {True: [], False: []}
     for begun, ended, after in zip(calls[0::2], calls[1::2], calls[2::2], strict=False):
         gaps[bool(begun["due"])].append(after["at_s"] - ended["at_s"])
@@ -98,10 +98,10 @@ def stalls(told: list[Line]) -> tuple[list[float], float]:
 def cost(rounds: int, steps: int) -> list[Figure]:
     """Stall and overhead at the default rate."""
     runs = [finished(steps) for _ in range(rounds)]
-    measured = [stalls(told) for told in runs]
+    measured = [stalls(output) for output in runs]
     all_stalls = [stall for found, _ in measured for stall in found]
     wall, cpu = (
-        [cycle for told in runs for cycle in cycles(told, key)] for key in ("at_s", "cpu_s")
+        [cycle for output in runs for cycle in cycles(output, key)] for key in ("at_s", "cpu_s")
     )
     if not wall:
         raise RuntimeError("no two checkpoints were due: take more --steps")
@@ -109,7 +109,7 @@ def cost(rounds: int, steps: int) -> list[Figure]:
     model = f"MLP of {parameters / 1e6:.1f} M parameters, Adam, batch 64"
     seen = f"{model}; {len(all_stalls)} checkpoints in {rounds} runs of {steps} steps"
     every = f"one every {statistics.median(cycle.spent_s for cycle in wall):.0f} s"
-    how = f"{seen}, {every}; from each to the next, beside the second half of that time"
+    how = f"{seen}, {every}; from each to the next, compared with the second half of that time"
     return [
         figure(
             "checkpoint: time that the steps stand still",
@@ -136,7 +136,7 @@ def cost(rounds: int, steps: int) -> list[Figure]:
             _overhead(cpu),
             "%",
             how=f"{how}, {spread([_overhead([cycle]) for cycle in cpu])}; the machine's idle cores "
-            "take it from nobody",
+            "take no time from the steps",
         ),
     ]
 
@@ -158,16 +158,16 @@ def killed_and_resumed() -> dict[str, float]:
             os.kill(run.pid, 9)
             run.wait()
         with running(folder, ENDLESS) as run:
-            told: dict[str, Line] = {}
+            event: dict[str, Line] = {}
             for line in lines(run):
-                told[line["event"]] = line
+                event[line["event"]] = line
                 if line["event"] == "steps":
                     break
     return {
-        "all_s": told["steps"]["at_s"] - killed_s,
-        "import_s": told["imported"]["at_s"] - killed_s,
-        "build_s": told["built"]["at_s"] - told["imported"]["at_s"],
-        "first_call_s": told["steps"]["at_s"] - told["call"]["at_s"],
+        "all_s": event["steps"]["at_s"] - killed_s,
+        "import_s": event["imported"]["at_s"] - killed_s,
+        "build_s": event["built"]["at_s"] - event["imported"]["at_s"],
+        "first_call_s": event["steps"]["at_s"] - event["call"]["at_s"],
     }
 
 

@@ -108,7 +108,7 @@ def run(contest: Contest, wanted: Mapping[str, list[Levers]], rounds: int) -> di
         made = best_of_each(made, steps)
     costs: dict[str, list[Cost]] = {entrant.name: [] for entrant in made}
     for number in range(rounds):
-        # Who comes first changes: nobody always follows the same one.
+        # The order changes, so that none always follows the same one.
         for entrant in made if number % 2 else reversed(made):
             costs[entrant.name].append(entrant.contestant.advance(steps))
     for entrant in made:

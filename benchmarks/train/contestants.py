@@ -91,11 +91,13 @@ def keras_fit(contest: Contest, levers: Levers) -> Loaded:
         )
 
     def loop(after: AfterSteps) -> None:
-        told = keras.callbacks.LambdaCallback(
+        clock = keras.callbacks.LambdaCallback(
             on_train_batch_end=lambda batch, logs: after(batch + 1)  # noqa: ARG005 - Keras's names
         )
         batches = contest.batches.repeat().prefetch(tf.data.AUTOTUNE)
-        model.fit(batches, steps_per_epoch=ours.ENDLESS, shuffle=False, verbose=0, callbacks=[told])
+        model.fit(
+            batches, steps_per_epoch=ours.ENDLESS, shuffle=False, verbose=0, callbacks=[clock]
+        )
 
     return model, loop
 

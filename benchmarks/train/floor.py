@@ -1,10 +1,10 @@
-"""What is left where nothing is done but arithmetic, beside `model.fit`; writes benchmarks/results/train-floor.json.
+"""The time of the arithmetic alone, compared with `model.fit`; writes benchmarks/results/train-floor.json.
 
 python benchmarks/train/floor.py [--models mlp table_mlp] [--rounds N]
 
 A loop of XLA's over one batch that lies there: forward pass, gradients, Adam; no input, no metric, no
 check, no word to anybody. No loop that trains this model by XLA can be quicker, so that what this is to
-`fit` is the most that any loop can be to it. Ours stands in the same turns.
+`fit` is the most that any loop can be to it. Ours is measured in the same turns.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def measured(name: str, rounds: int) -> list[Figure]:
         steps = max(1, round(WINDOW_S / step_s / most)) * most
         wall_s: dict[str, list[float]] = {each: [] for each in made}
         for number in range(rounds):
-            # Who comes first changes: nobody always follows the same one.
+            # The order changes, so that none always follows the same one.
             for each in made if number % 2 else reversed(made):
                 wall_s[each].append(made[each].advance(steps).wall_s / steps)
         for contestant in made.values():

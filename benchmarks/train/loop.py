@@ -1,4 +1,4 @@
-"""Stoker's loop beside `model.fit` and a loop by hand; writes benchmarks/results/train-loop.json.
+"""Stoker's loop against `model.fit` and a loop by hand; writes benchmarks/results/train-loop.json.
 
 python benchmarks/train/loop.py [--processes N] [--rounds N] [--contests mlp:single cnn:many ...]
 

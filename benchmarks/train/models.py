@@ -132,7 +132,7 @@ def make_data(task: Task, *, rows: int, count: int) -> tuple[NDArray[Any], NDArr
 def make_batches(
     task: Task, *, rows: int | None = None, count: int = BATCHES
 ) -> tf.data.Dataset[Any]:
-    """Whole batches that lie in memory: input costs nobody anything.
+    """Complete batches in memory: input costs no contestant anything.
 
     Args:
         task: Whose.

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 VARIABLE = "STOKER_BENCH_NAMESPACES"
-"""Environment variable by which a worker is told to enter the namespace of its rank."""
+"""Environment variable that makes a worker enter the namespace of its rank."""
 
 NAMES = ("stoker-bench-0", "stoker-bench-1")
 ADDRESSES = ("10.77.0.1", "10.77.0.2")

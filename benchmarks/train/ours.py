@@ -71,7 +71,7 @@ def train(
         batches: Each is the global batch of a step.
         at: The settings.
         folder: Takes metrics and checkpoints; a run goes on from what lies there.
-        on_progress: Told after every call; what it raises ends the run.
+        on_progress: Called after every call; an error of it ends the run.
         preemption: Who may ask for the end.
     """
     count = int(batches.cardinality())

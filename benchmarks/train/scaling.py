@@ -1,4 +1,4 @@
-"""Two workers on two cores beside one on one core; writes benchmarks/results/train-scaling.json.
+"""Two workers on two cores against one on one core; writes benchmarks/results/train-scaling.json.
 
 python benchmarks/train/scaling.py [--rounds N] [--without-network]
 """
@@ -88,7 +88,7 @@ def speedup(case: Case, one: Rounds, two: Rounds, *, link: str = "") -> Figure:
     return made
 
 
-def beside_stock(two: Rounds, *, link: str = "") -> Figure:
+def against_stock(two: Rounds, *, link: str = "") -> Figure:
     """What two workers get through with our loop, against two with the stock one."""
     found = [
         (OURS_5M.rows / ours_s) / (STOCK_5M.rows / stock_s)
@@ -117,7 +117,7 @@ def over_network(one: Rounds, rounds: int) -> list[Figure]:
     link = f" over {gbit_s:.2f} Gbit/s"
     alone = {name: step_s[:rounds] for name, step_s in one.items()}
     made = [speedup(case, alone, two, link=link) for case in OVER_NETWORK]
-    return [*made, beside_stock(two, link=link)]
+    return [*made, against_stock(two, link=link)]
 
 
 def main() -> None:
@@ -133,7 +133,7 @@ def main() -> None:
         add(one, one_worker(CASES), f"round {number + 1}, 1 worker")
         add(two, two_workers(CASES), f"round {number + 1}, 2 workers")
     found = [speedup(case, one, two) for case in CASES]
-    found.append(beside_stock(two))
+    found.append(against_stock(two))
     if not options.without_network:
         found += over_network(one, rounds=1)
     write(options.out, found)

@@ -70,9 +70,9 @@ OURS_5M = Case(
     name="5 M parameters, 512 a worker, 4 passes, bfloat16",
     accumulate=4,
     reduction_dtype="bfloat16",
-    **FIVE_M,  # type: ignore[arg-type]
+    **FIVE_M,  # type: ignore[arg-type]  # mypy cannot check **
 )
-STOCK_5M = Case(name="5 M parameters, 512 a worker, stock loop", loop="stock", **FIVE_M)  # type: ignore[arg-type]
+STOCK_5M = Case(name="5 M parameters, 512 a worker, stock loop", loop="stock", **FIVE_M)  # type: ignore[arg-type]  # mypy cannot check **
 
 CASES = (*SWEEP, OURS_5M, STOCK_5M)
 OVER_NETWORK = (OURS_5M, STOCK_5M)

@@ -31,7 +31,7 @@ class Cost:
 
 
 class Contestant:
-    """A loop that runs when it is told to."""
+    """A loop that runs on request."""
 
     def __init__(self, run: Callable[[AfterSteps], None]) -> None:
         """Wait to be started.
@@ -43,7 +43,7 @@ class Contestant:
         self._go, self._done = threading.Semaphore(0), threading.Semaphore(0)
         self._target, self._over, self._ended = 0, False, False
         self._outcome: Future[None] = Future()
-        # A daemon: where one contestant fails, nobody waits for the others.
+        # A daemon: if one contestant fails, the process does not wait for the others.
         threading.Thread(target=self._work, daemon=True).start()
 
     def advance(self, steps: int) -> Cost:

@@ -1,4 +1,4 @@
-"""The naive recipe as somebody writes it who knows how: asked as a trial is, for `Trial`.
+"""The naive recipe as an expert writes it, called as a trial is, for `Trial`.
 
 Decoded once and kept as one tensor, batched whole, prefetched; many steps in one tf.function; of XLA or
 not and of 10 or 45 steps a call what is fastest here, found by measuring each three times.
@@ -93,17 +93,20 @@ def best(recipe: Path) -> tuple[Callable[[], int], str]:
 
 
 def main() -> None:
-    """Answer until nobody asks."""
+    """Answer until the questions end."""
     spec, asks, answers = json.loads(Path(sys.argv[1]).read_text()), sys.argv[2], sys.argv[3]
     once, name = best(Path(spec["recipe"]))
-    with os.fdopen(int(asks)) as asked, os.fdopen(int(answers), "w", buffering=1) as told:
-        for line in asked:
+    with (
+        os.fdopen(int(asks)) as questions,
+        os.fdopen(int(answers), "w", buffering=1) as answer_stream,
+    ):
+        for line in questions:
             question = json.loads(line)
             if question["ask"] == "name":
                 found: Any = name
             else:
                 found = speed(once, question["seconds"])
-            told.write(json.dumps({"answer": found}) + "\n")
+            answer_stream.write(json.dumps({"answer": found}) + "\n")
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 python benchmarks/tune/disturbance.py [--turns N] [--steps N]
 
 Two processes differ by more than what is looked for, even where they run at once and change cores: by 3 % either
-way. So the script itself takes the watcher away and puts it back, turn by turn; and a turn is short beside what a
+way. So the script itself takes the watcher away and puts it back, turn by turn; and a turn is short compared with what a
 machine's speed takes to change.
 """
 
@@ -88,7 +88,7 @@ def _figure(
         "value": float(f"{value:.3g}"),
         "unit": "%",
         "target": most,
-        # Where the interval is wider than what is asked for, nothing is known.
+        # If the interval is wider than the target, nothing is known.
         "holds": value <= most if most is not None and high - low <= most else None,
         "peer": "",
         "how": f"{len(pairs)} pairs of turns of {steps} steps of {step_ms:.2g} ms, with the watcher "
@@ -102,10 +102,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--turns", type=int, default=4_000)
     parser.add_argument("--steps", type=int, default=50)
-    asked = parser.parse_args()
+    given = parser.parse_args()
     figures = []
     for kind in ("loop", "fit"):
-        figures += (found := disturbance(kind, turns=asked.turns, steps=asked.steps))
+        figures += (found := disturbance(kind, turns=given.turns, steps=given.steps))
         sys.stderr.write(json.dumps(found) + "\n")
     sys.stdout.write(json.dumps(figures) + "\n")
 

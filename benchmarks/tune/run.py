@@ -21,7 +21,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "benchmarks" / "train"), str(ROOT / "benchmarks" / "tune")]
 
-import photographs  # noqa: E402 - beside this file, which no package holds
+import photographs  # noqa: E402 - next to this file, which is in no package
 from figures import RESULTS, Figure, figure, write  # noqa: E402 - as above
 
 from stoker.app.experiment import load_experiment  # noqa: E402 - as above
@@ -37,7 +37,7 @@ PARTS = RESULTS / "tune"
 PAIRS = 10
 WINDOW_S = 1.0
 PROCESSES, TURNS = 3, 20
-"""How often what is tuned is begun anew, and the pairs of windows of each: two processes of the same
+"""How often the tuned training is started again, and the pairs of windows of each: two processes of the same
 settings may differ by some per cent, and on a shared host so do pairs of windows."""
 
 LONG_S = 1800.0
@@ -62,7 +62,7 @@ def recipe(into: Path) -> Path:
 
 
 def against_hand(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
-    """The tuned training beside what is made by hand, in turn."""
+    """The tuned training against the one by hand, in turn."""
     trials = Trials(load_experiment(folder), folder / "trials", progress=print)
     limits = TrialLimits(left_s=lambda: LONG_S, most_s=LONG_S, window_s=WINDOW_S)
     trial = trials.open(settings, name="tuned", limits=limits)
@@ -102,7 +102,7 @@ def naive(scratch: Path) -> list[Figure]:
             peer="by hand",
             how=how,
         ),
-        figure("naive: tuned beside as it was", total, "x", how=f"samples a second, {kept}"),
+        figure("naive: tuned against as it was", total, "x", how=f"samples a second, {kept}"),
         figure(
             "naive: U before", 100 * found["before"]["busy_fraction"], "%", how="middle of 6 turns"
         ),
@@ -195,12 +195,12 @@ CASES = {
 
 
 def main() -> None:
-    """Run the cases that are asked for, and put all figures together."""
+    """Run the given cases, and put all figures together."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--cases", nargs="+", default=list(CASES), choices=list(CASES))
-    asked = parser.parse_args()
+    given = parser.parse_args()
     PARTS.mkdir(parents=True, exist_ok=True)
-    for name in asked.cases:
+    for name in given.cases:
         with tempfile.TemporaryDirectory(prefix="stoker-bench-") as scratch:
             write(PARTS / f"{name}.json", CASES[name](Path(scratch)))
     found = [PARTS / f"{name}.json" for name in CASES]

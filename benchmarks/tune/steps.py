@@ -130,7 +130,7 @@ def by_fit(turns: Turns) -> None:
 
         def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
             del epoch, logs
-            # The watcher stands there since all callbacks have been told of the begin.
+            # The watcher is installed since all callbacks got the beginning of the training.
             self.watched = self.watched or self.model.train_function
             self.model.train_function = self.watched if turns.begin() else self.plain
             self.begun = now()

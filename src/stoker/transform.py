@@ -12,9 +12,9 @@ from stoker.data.features.preprocessing.numeric import (
     apply_buckets,
     bucketize,
     hash_strings,
-    max,  # noqa: A004
+    max,  # noqa: A004 - the name in TensorFlow Transform
     mean,
-    min,  # noqa: A004
+    min,  # noqa: A004 - as `max`
     quantiles,
     scale_by_min_max,
     scale_to_0_1,

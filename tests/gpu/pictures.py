@@ -154,7 +154,7 @@ def write(folder: Path, *, children: Children, on_gpu: bool) -> Pictures:
         folder: Where.
         children: Starts its commands.
         on_gpu: The hungry loss asks for 1.5 GiB for each 16 rows, more than the test's limit; the CPU
-            has no limit, and is asked for 4 TiB.
+            has no limit, and gets a request for 4 TiB.
     """
     draw = np.random.default_rng(0)
     for name, level in (("bright", 160), ("dark", 90)):

@@ -123,7 +123,7 @@ class KubernetesCluster:
         self.kubelet.close()
 
     def restart_server(self, down_s: float = 0.5) -> None:
-        """Let the API server be away for a while; the objects and the pods stay."""
+        """Stop the API server for a while; the objects and the pods stay."""
         self.server.stop()
         self._closed.wait(down_s)
         self.server.start()

@@ -164,7 +164,7 @@ class Storage:
             self.changed.notify_all()
 
     def forget(self) -> None:
-        """Let every revision that was answered so far be too old, as after many changes."""
+        """Expire every revision that was answered so far, as after many changes."""
         with self.changed:
             self.revision += 1
             self.compact()

@@ -413,7 +413,7 @@ def _merged(below: dict[str, Any], above: dict[str, Any]) -> dict[str, Any]:
     for key, value in above.items():
         old = result.get(key)
         both = isinstance(old, dict) and isinstance(value, dict)
-        result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]
+        result[key] = _merged(old, value) if both else value  # type: ignore[arg-type]  # `both` checks the types
     return result
 
 

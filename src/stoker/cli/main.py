@@ -19,15 +19,13 @@ from stoker.cli.commands import (
     doctor,
     goodput,
     init,
-    job_task,
-    jobs,
     monitor,
     profile,
-    rollout,
     skew,
-    submit,
     tune,
 )
+from stoker.cli.commands.jobs import job_task, jobs, submit
+from stoker.cli.commands.rollout import rollout
 from stoker.cli.serve import serve
 from stoker.core import log_lines
 from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError

@@ -397,7 +397,7 @@ def _alone(lock: Path) -> Iterator[None]:
         while not _locked(stream):
             if time.monotonic() > give_up_s:
                 raise OSError(errno.EAGAIN, f"{lock} is held by another process")
-            time.sleep(0.05)
+            time.sleep(0.05)  # flock has no timeout
         yield
 
 

@@ -48,7 +48,7 @@ class _Loader(yaml.SafeLoader):
     def compose_node(self, parent: yaml.Node | None, index: Any) -> yaml.Node | None:
         """Reject too many values or levels before the rest is read."""
         self._values, self._levels = self._values + 1, self._levels + 1
-        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]
+        mark = self.peek_event().start_mark  # type: ignore[no-untyped-call]  # PyYAML has no types
         _require_few(self._values, self._levels, mark)
         node = super().compose_node(parent, index)
         self._levels -= 1
@@ -203,7 +203,7 @@ def build(cls: type[ConfigType], raw: object, *, where: str = "") -> ConfigType:
         raise ConfigError(
             f"{where or 'the configuration'} must be a section of `key: value` lines", got=raw
         )
-    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(cls)}  # type: ignore[arg-type]  # cls is a dataclass
     for key in raw:
         if key not in fields:
             raise ConfigError(
@@ -245,9 +245,9 @@ def convert(hint: Any, value: object, *, where: str) -> Any:
             for key, item in value.items()
         }
     if dataclasses.is_dataclass(hint):
-        if isinstance(value, hint):  # type: ignore[arg-type]
+        if isinstance(value, hint):  # type: ignore[arg-type]  # mypy takes hint for an instance
             return value
-        return build(hint, value, where=where)  # type: ignore[arg-type]
+        return build(hint, value, where=where)  # type: ignore[arg-type]  # mypy takes hint for an instance
     return _convert_scalar(hint, value, where)
 
 

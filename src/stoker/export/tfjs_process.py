@@ -28,7 +28,7 @@ def main(saved_model: str, signature: str, out: str) -> None:
         sys.modules[name] = types.ModuleType(name)
     jax = types.ModuleType("tensorflowjs.converters.jax_conversion")
     # mypy does not know attributes that are set on a module.
-    jax.convert_jax = None  # type: ignore[attr-defined]
+    jax.convert_jax = None  # type: ignore[attr-defined]  # an attribute that the stubs do not know
     sys.modules[jax.__name__] = jax
     from tensorflowjs.converters import tf_saved_model_conversion_v2
 

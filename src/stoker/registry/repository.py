@@ -363,7 +363,7 @@ def _publish(
             )
         write_json(scratch / MANIFEST, _manifest(source, lineage))
         while True:
-            used = [int(name) for name in os.listdir(base) if _is_version(name)]  # noqa: PTH208
+            used = [int(name) for name in os.listdir(base) if _is_version(name)]  # noqa: PTH208 - names suffice
             version = max(used, default=0) + 1
             try:
                 publish_folder(scratch, base / str(version))

@@ -67,7 +67,7 @@ def build(features, transform):
 
 
 def write_csv(path: Path, *, rows: int = 600, noise: float = 0.0) -> None:
-    """A table in which older people in some cities spend more; `note` serves nobody."""
+    """A table in which older people in some cities spend more; `note` is of no use."""
     rng = np.random.default_rng(0)
     lines = ["id,age,city,spent,note"]
     for row in range(rows):
@@ -140,7 +140,7 @@ class Trained:
 
 @contextmanager
 def brief_ceiling_of_utilization() -> Iterator[None]:
-    """How busy the device was is no matter here; to measure it takes a second of every training."""
+    """Utilization does not matter here, and to measure it takes a second of every training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilization, "CEILING_S", 0.02)
         yield

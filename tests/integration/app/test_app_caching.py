@@ -97,7 +97,7 @@ def test_different_weights_reach_the_repository(folder: Any) -> None:
     first, _ = folder.run()
     import sys
 
-    sys.more_units = True  # type: ignore[attr-defined]
+    sys.more_units = True  # type: ignore[attr-defined]  # an attribute that the stubs do not know
     try:
         from stoker.app.chain import run_chain
         from stoker.app.experiment import load_experiment
@@ -107,7 +107,7 @@ def test_different_weights_reach_the_repository(folder: Any) -> None:
         run_chain(load_experiment(folder.path), recorder, until="train", resume=Resume(again=True))
         result, seen = folder.run()
     finally:
-        del sys.more_units  # type: ignore[attr-defined]
+        del sys.more_units  # type: ignore[attr-defined]  # an attribute that the stubs do not know
 
     assert seen.worked[-3:] == ["export", "evaluate", "push"]
     assert result.results["push"]["version"] == first.results["push"]["version"] + 1

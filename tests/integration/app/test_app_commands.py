@@ -87,11 +87,13 @@ def test_the_designs_own_two_files_lead_to_a_served_model(
         "version 1",
     ):
         assert part in said.out
-    # Three epochs take a tenth of a second: beside other work U may be noise, and is said to be.
+    # Three epochs take a tenth of a second: next to other work U may be noise, and is reported as noise.
     (stage,) = tmp_path.glob("runs/*/*/stages/train.json")
     busy = json.loads(stage.read_text())["result"]["busy_fraction"]
-    told = f"{min(busy, 1.0):.0%} busy" if busy <= 1.05 else f"not measurable (noise: {busy:.2f})"
-    assert f"U {told}" in " ".join(said.out.split())
+    expected = (
+        f"{min(busy, 1.0):.0%} busy" if busy <= 1.05 else f"not measurable (noise: {busy:.2f})"
+    )
+    assert f"U {expected}" in " ".join(said.out.split())
     commands = said.out[said.out.index("next") :].strip().splitlines()[1:]
     assert len(commands) == 3
 

@@ -112,7 +112,7 @@ def test_a_label_that_preprocessing_makes_is_no_column(folder: Path) -> None:
         ("train.callbacks=model:callbacks", "train.callbacks names a function of model.py"),
     ],
 )
-def test_code_that_is_not_there_is_told_before_anything_is_read(
+def test_missing_code_is_reported_before_anything_is_read(
     folder: Path, setting: str, said: str
 ) -> None:
     experiment = load_experiment(folder, overrides=[setting])

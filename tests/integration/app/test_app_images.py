@@ -44,7 +44,7 @@ def build(features):
 
 
 def picture(rng: np.random.Generator, *, lying: bool) -> np.ndarray[Any, Any]:
-    """Stripes of some width and colour, standing or lying, of some size."""
+    """Stripes of some width and color, standing or lying, of some size."""
     height, width = rng.integers(60, 100, 2)
     wave = np.sin(np.arange(width) * rng.uniform(0.5, 0.9) + rng.uniform(0, 6))
     stripes = np.broadcast_to(wave, (height, width))

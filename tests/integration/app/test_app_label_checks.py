@@ -106,7 +106,7 @@ def test_the_generated_model_of_an_ordinary_table_gets_no_finding(
     labels = labels_from_facts(chain.results["transform"]["labels"])
     assert set(labels) == {"train", "eval"}
     assert list(findings(built, labels, monitor=experiment.train.monitor)) == []
-    told = input_findings(
+    found_here = input_findings(
         anomalies=chain.results["analyze"]["of_columns"] + chain.results["transform"]["of_columns"],
         losses=chain.results["transform"]["vocabulary_losses"],
         served={column.name: column.shape for column in transform.serving_columns},
@@ -114,7 +114,7 @@ def test_the_generated_model_of_an_ordinary_table_gets_no_finding(
         label_columns=[column.name for column in transform.label_columns],
         own=False,
     )
-    assert list(told) == []
+    assert list(found_here) == []
 
 
 def test_columns_that_decide_a_label_of_preprocessing_fn_are_found(tmp_path: Path) -> None:

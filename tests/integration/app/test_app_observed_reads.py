@@ -95,7 +95,7 @@ def preprocessing_fn(inputs):
 """
 
 
-def test_what_a_run_writes_and_what_nobody_reads_trains_nothing_again(tmp_path: Path) -> None:
+def test_what_a_run_writes_and_what_no_code_reads_trains_nothing_again(tmp_path: Path) -> None:
     folder = write(
         tmp_path / "mine",
         # The folder is listed too, by a stage before training as well.
@@ -170,7 +170,7 @@ READERS: dict[str, tuple[Callable[[Path, str], None], str, str]] = {
 }
 
 
-def test_a_file_that_the_code_reads_counts_whoever_reads_it(tmp_path: Path) -> None:
+def test_a_file_that_the_code_reads_counts_whichever_function_reads_it(tmp_path: Path) -> None:
     folder = tmp_path / "mine"
     names = {
         reader: folder / f"{reader}.{'png' if reader == 'opencv' else 'bin'}" for reader in READERS
@@ -242,7 +242,7 @@ def test_variables_modules_links_listings_and_files_outside_count_with_what_they
     (folder / "images" / "1.png").write_text("1")
     assert "train" in ran(train(folder))
 
-    # What is not asked for, what is ignored, comments, and a file's entry but not its content.
+    # What is not read, what is ignored, comments, and a file's entry but not its content.
     for name in ("OTHER", "OURS_RESTARTS", "SLURM_JOB_ID", "HUB_TOKEN"):
         monkeypatch.setenv(name, "2")
     (folder / "state.txt").write_text("2")
@@ -313,7 +313,7 @@ def test_a_killed_run_goes_on_unless_what_it_has_read_was_edited(
         while not go_on.with_suffix(".there").exists() and time.monotonic() < until:
             time.sleep(0.1)
             assert child.poll() is None
-        time.sleep(0.3)
+        time.sleep(0.3)  # the reads so far are recorded
     finally:
         child.send_signal(signal.SIGKILL)
         child.wait()

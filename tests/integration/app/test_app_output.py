@@ -26,7 +26,7 @@ def train(folder: Folder, *arguments: str) -> list[str]:
 
 
 @pytest.mark.soak
-def test_nobody_reads_the_logs_disk_is_full_and_training_goes_on(
+def test_training_goes_on_without_a_reader_and_with_a_full_disk_of_logs(
     make_folder: Callable[[], Folder],
 ) -> None:
     """`LANG=C stoker train 2>LOG | true`, where LOG takes no byte more."""

@@ -141,12 +141,16 @@ def test_what_is_evaluated_are_the_named_answers_of_the_exported_model(
     transform = open_transform(experiment, chain.output("transform"))
     dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.results["analyze"])
 
-    asked = predict_eval_split(
+    predicted = predict_eval_split(
         chain.output("export"), dataset, transform, inputs=transform.serving_columns, slices=()
     )
 
-    right = float((asked.predictions["species"].argmax(1) == asked.labels["species"]).mean())
-    away = float(np.square(asked.predictions["width"][:, 0] - asked.labels["width"]).mean() ** 0.5)
+    right = float(
+        (predicted.predictions["species"].argmax(1) == predicted.labels["species"]).mean()
+    )
+    away = float(
+        np.square(predicted.predictions["width"][:, 0] - predicted.labels["width"]).mean() ** 0.5
+    )
     metrics = chain.results["evaluate"]["metrics"]
     assert metrics["species_accuracy"] == pytest.approx(right)
     assert metrics["width_rmse"] == pytest.approx(away, rel=1e-5)

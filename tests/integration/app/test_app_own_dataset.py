@@ -176,7 +176,7 @@ def test_a_run_serves_what_it_pushed_over_both_protocols_and_starts_its_rollout(
     (own.path / "stoker.yaml").write_text(f"{text}\n{settings}\n")
     own.edit("model.py", "UNITS = 8", "UNITS = 9")
 
-    # Its server asks version 2 alone, whoever has the traffic.
+    # Its server calls version 2 only, whichever version has the traffic.
     assert invoke(["run", str(own.path), "--json"], debug=False) == 0
 
     facts = json.loads(capfd.readouterr().out)

@@ -1,4 +1,4 @@
-"""Each recipe on its real data: the metric, and one answer whichever way it is asked for."""
+"""Each recipe on its real data: the metric, and the same answer over each interface."""
 
 from __future__ import annotations
 
@@ -132,7 +132,7 @@ def test_a_recipe_reaches_its_metric_and_is_pushed(trained: Trained) -> None:
     facts = trained.chain.results["train"]
     assert facts["ceiling_step_time_s"] is not None
     assert facts["busy_fraction"] is not None
-    # Other work beside the tests can make it more than 1: what was measured is there to the letter.
+    # Other work next to the tests can make it more than 1; the file holds exactly the measured value.
     ceiling_per_row_s = facts["ceiling_step_time_s"] / facts["resolved"]["batch_size"]
     assert facts["busy_fraction"] == pytest.approx(ceiling_per_row_s * facts["samples_per_s"])
     assert 0 < facts["busy_fraction"] < math.inf

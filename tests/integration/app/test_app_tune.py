@@ -1,6 +1,6 @@
 """`stoker profile` and `stoker tune` on planted problems, on this machine as it is.
 
-Each of these measures, so nothing may run beside them: `make test` runs them last.
+Each of these measures, so nothing else may run meanwhile: `make test` runs them last.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ def planted(tmp_path: Path) -> Path:
     return Path(shutil.copytree(PLANTED, tmp_path / "planted"))
 
 
-def told(*arguments: str) -> dict[str, Any]:
+def result_of(*arguments: str) -> dict[str, Any]:
     """What a command answers with --json."""
     with redirect_stdout(io.StringIO()) as said, redirect_stderr(io.StringIO()) as errors:
         code = invoke([*arguments, "--json"], debug=False)
@@ -77,7 +77,7 @@ def tuned(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any
     slow_input(Path(shutil.copytree(PLANTED, folder)))
     with pytest.MonkeyPatch.context() as patch:
         try_only(patch, CACHE)
-        found = told("tune", str(folder), "--parity-steps", "30")
+        found = result_of("tune", str(folder), "--parity-steps", "30")
     return folder, found
 
 
@@ -104,7 +104,7 @@ def test_an_input_bottleneck_is_found(planted: Path) -> None:
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv(STAND_IN, "1")
-        profiled = told("profile", str(planted), "--set", "model=model:build_biased")
+        profiled = result_of("profile", str(planted), "--set", "model=model:build_biased")
 
     assert profiled["diagnosis"]["bottleneck"] == "input"
     assert profiled["busy_fraction"] < 0.6
@@ -152,9 +152,9 @@ def test_an_input_bottleneck_is_fixed_and_locked(tuned: tuple[Path, dict[str, An
     assert gain["lever"] == CACHE
     assert 1.0 < gain["low"] <= gain["ratio"] <= gain["high"]
     figures = {"busy_fraction", "input_wait", "samples_per_s", "step_s", "epoch_s", "usd_per_epoch"}
-    for promised, told_of in ((lock.before, "before"), (lock.after, "after")):
+    for promised, when in ((lock.before, "before"), (lock.after, "after")):
         assert figures < promised.keys()
-        assert promised["samples_per_s"] == found[told_of]["samples_per_s"]
+        assert promised["samples_per_s"] == found[when]["samples_per_s"]
     assert lock.after["input_wait"] < lock.before["input_wait"]
     read = load_tuned(folder)
     loaded, said = read.used, read.lock_note
@@ -185,7 +185,7 @@ def test_python_between_steps_is_found_and_fixed(
     small = ["--set", "model=model:build_small", "--set", "train.steps_per_call=1"]
     try_only(monkeypatch, "10 steps a call", "32 steps a call")
 
-    found = told("tune", str(planted), *small)
+    found = result_of("tune", str(planted), *small)
 
     assert found["diagnosis_before"]["bottleneck"] == "python"
     assert found["settings"]["train.steps_per_call"] > 1
@@ -199,14 +199,14 @@ def test_a_slow_precision_is_found_and_fixed(
 ) -> None:
     half = ["--set", "train.precision=mixed_float16"]
 
-    profiled = told("profile", str(planted), *half)
+    profiled = result_of("profile", str(planted), *half)
 
     assert profiled["findings"] == []
     assert profiled["diagnosis"]["bottleneck"] == "precision"
     assert profiled["other_precision"]["precision"] == "float32"
     assert "train.precision: float32" in profiled["diagnosis"]["text"]
     try_only(monkeypatch, "precision float32")
-    found = told("tune", str(planted), *half, "--parity-steps", "50")
+    found = result_of("tune", str(planted), *half, "--parity-steps", "50")
     assert decisions(found)["precision float32"] == "kept"
     assert found["after"]["samples_per_s"] > 1.3 * found["before"]["samples_per_s"]
 
@@ -223,7 +223,7 @@ def test_a_healthy_experiment_is_called_so_and_left_alone(
         large += ["--set", f"train.intra_op_threads={cores}"]
 
     try_only(monkeypatch, "precision mixed_bfloat16")
-    found = told("tune", str(planted), *large, "--parity-steps", "30")
+    found = result_of("tune", str(planted), *large, "--parity-steps", "30")
 
     assert (
         found["diagnosis_before"]["bottleneck"] == found["diagnosis_after"]["bottleneck"] == "none"

@@ -182,7 +182,7 @@ def test_a_tuning_that_is_killed_leaves_the_experiment_as_it_was(
     assert after == before
     (ledger,) = root.glob("*/ledger.jsonl")
     assert next(events(ledger))["event"] == "begin"
-    # Nothing of it stands in the way of the next one, which has no time for anything.
+    # Nothing of it hinders the next one, whose budget is too short for a measurement.
     assert invoke(["tune", str(planted), "--budget", "0.01s"], debug=False) == 2
     assert "--budget must be long enough" in capsys.readouterr().err
     assert not (planted / FILE).exists()

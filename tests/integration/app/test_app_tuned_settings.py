@@ -1,4 +1,4 @@
-"""What trains uses the lock file beside it, and says so."""
+"""A training uses the lock file in its experiment's folder, and says so."""
 
 from __future__ import annotations
 

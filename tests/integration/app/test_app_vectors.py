@@ -1,4 +1,4 @@
-"""Vectors from a Parquet file to a served answer, the same whichever way it is asked for."""
+"""Vectors from a Parquet file to a served answer, the same over each interface."""
 
 from __future__ import annotations
 
@@ -185,7 +185,9 @@ def test_lists_of_varying_length_are_ragged_and_made_dense_by_the_function(
     specs = {each.name: each.shape for each in trained.transform.features}
     assert (specs["words"], specs["hashed"], specs["spent"]) == ((4,), (2,), ())
     learned = [call for call in trained.transform.spec.analyzers if call["of"] == "words"]
-    assert [call["is_raw_column"] for call in learned] == [True]  # asked of the shards, by DuckDB
+    assert [call["is_raw_column"] for call in learned] == [
+        True
+    ]  # DuckDB computes it from the shards
 
 
 def test_padding_behind_the_longest_list_changes_nothing(trained: Trained) -> None:
@@ -350,12 +352,12 @@ def test_call_and_bench_pad_lists_of_different_lengths(
     data, (url, address) = tmp_path / "rows.json", served
     lists = [["blue"], ["red"], [], ["red"]]  # bench's first request needs no padding
     data.write_text(json.dumps([row | {"words": words} for words in lists]))
-    asked = ["vectors", "--data", str(data), "--json"]
-    load = ["bench", url, "--model", *asked, "--batch", "2", "--closed", "--seconds", "0.2"]
+    options = ["vectors", "--data", str(data), "--json"]
+    load = ["bench", url, "--model", *options, "--batch", "2", "--closed", "--seconds", "0.2"]
 
-    assert invoke(["call", *asked, "--url", url], debug=False) == 0
+    assert invoke(["call", *options, "--url", url], debug=False) == 0
     by_rest = json.loads(capfd.readouterr().out)["predictions"]
-    assert invoke(["call", *asked, "--url", address, "--grpc"], debug=False) == 0
+    assert invoke(["call", *options, "--url", address, "--grpc"], debug=False) == 0
     by_grpc = json.loads(capfd.readouterr().out)["predictions"]
     assert invoke(load, debug=False) == 0
     loaded = json.loads(capfd.readouterr().out)

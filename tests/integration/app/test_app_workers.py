@@ -223,10 +223,10 @@ class Tasks:
 
     def end(self) -> list[tuple[int, str, str]]:
         """Exit code, stdout and stderr of each."""
-        told = [process.communicate(timeout=HANG_S) for process in self._processes]
+        outputs = [process.communicate(timeout=HANG_S) for process in self._processes]
         return [
             (process.returncode, out, error)
-            for process, (out, error) in zip(self._processes, told, strict=True)
+            for process, (out, error) in zip(self._processes, outputs, strict=True)
         ]
 
 
@@ -266,7 +266,7 @@ def test_tasks_of_another_launcher_connect_end_together_and_continue(
     assert (found["workers"], found["resolved"]["strategy"]) == (2, "multi_worker")
     (_, trained, _), (again, _, other) = Tasks(own).end()
     assert json.loads(trained)["skipped"]
-    assert again == 0, "who waits is told that there is nothing to train"
+    assert again == 0, "the worker that waits learns that nothing is to be trained"
     assert "worker 1 has nothing to train: worker 0 found the model already trained" in other
     left = [path.name for path in Path(found["run"]).parent.glob(".cluster*")]
     assert left == []
@@ -382,13 +382,13 @@ def test_waiting_tasks_report_the_chiefs_error_before_training(
     shutil.copytree(folder, own, ignore=shutil.ignore_patterns("runs", "__pycache__"))
     (own / "data.csv").write_text("")
 
-    (code, _, said), (other_code, nothing, told) = Tasks(own).end()
+    (code, _, said), (other_code, nothing, other_error) = Tasks(own).end()
 
-    assert (code, other_code, nothing) == (2, 2, ""), said + told
+    assert (code, other_code, nothing) == (2, 2, ""), said + other_error
     assert "worker 0 failed before training: the other tasks are informed" in said
     assert "data.csv must hold a header line" in said
-    assert "worker 0 failed before training started. Received: " in told
-    assert "data.csv must hold a header line" in told
+    assert "worker 0 failed before training started. Received: " in other_error
+    assert "data.csv must hold a header line" in other_error
     assert list((own / "runs").rglob(".cluster*")) == []
 
 
@@ -411,9 +411,9 @@ class Pair:
             with socket.socket() as asks:
                 assert asks.connect_ex(("127.0.0.1", port)) != 0, "a worker is left"
         assert list(self.runs.rglob(".cluster*")) == []
-        told = [re.findall("^stoker: (.*)$", said, re.MULTILINE) for _, _, said in ended]
-        assert [len(lines) for lines in told] == [1, 1], ended
-        return [lines[0] for lines in told]
+        messages = [re.findall("^stoker: (.*)$", said, re.MULTILINE) for _, _, said in ended]
+        assert [len(lines) for lines in messages] == [1, 1], ended
+        return [lines[0] for lines in messages]
 
 
 @pytest.fixture(scope="module")
@@ -529,7 +529,7 @@ def test_what_parameter_servers_trained_is_exported_and_evaluated(
 
 @pytest.mark.soak
 @pytest.mark.multiworker
-def test_workers_that_are_still_building_end_at_once_when_asked(
+def test_workers_that_are_still_building_end_at_once_on_a_signal(
     folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After TensorFlow has found the other workers it would swallow the signal."""
@@ -593,7 +593,7 @@ def test_workers_receive_every_setting_of_the_experiment(folder: Path) -> None:
         folder, overrides=["train.class_weight={0: 1.0e-6, 1: 2}", "runs=here"]
     )
 
-    told = yaml.safe_load(yaml.safe_dump(experiment.to_json()))
+    plain = yaml.safe_load(yaml.safe_dump(experiment.to_json()))
 
-    assert build(Experiment, told) == experiment
-    assert Path(told["folder"]).is_absolute()
+    assert build(Experiment, plain) == experiment
+    assert Path(plain["folder"]).is_absolute()

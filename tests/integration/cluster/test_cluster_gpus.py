@@ -57,7 +57,7 @@ def read(driver: Path, script: str = READ, **environment: str) -> Any:
     return json.loads(done.stdout)
 
 
-def test_what_the_driver_says_of_its_gpus_is_told(driver: Path) -> None:
+def test_what_the_driver_says_of_its_gpus_is_reported(driver: Path) -> None:
     found = read(driver)
 
     assert (found["driver"], found["cuda"], found["unread"]) == ("580.65.06", [13, 0], "")
@@ -239,12 +239,12 @@ def test_setup_finds_a_driver_that_shows_a_gpu(driver: Path) -> None:
     [
         ([], {}, 2, "auto cuda"),
         ([], {"NO_DRIVER": "1"}, 1, "auto cpu"),
-        ([], {"CUDA": "/usr/local/cuda"}, 2, "auto cuda"),  # someone else's variable
+        ([], {"CUDA": "/usr/local/cuda"}, 2, "auto cuda"),  # a variable of another program
         (["CUDA=0"], {}, 1, "0 cpu"),
         (["CUDA=1"], {"NO_DRIVER": "1"}, 2, "1 cuda"),
     ],
 )
-def test_make_setup_installs_cuda_where_there_is_a_gpu_and_as_it_is_asked(
+def test_make_setup_installs_cuda_if_the_machine_has_a_gpu_or_as_requested(
     driver: Path, arguments: list[str], environment: dict[str, str], locks: int, stamp: str
 ) -> None:
     make = [f"PYTHON={sys.executable}", "VENV=no-such-venv", *arguments]
@@ -284,7 +284,7 @@ def test_make_setup_keeps_the_choice_and_syncs_again_where_it_changes(
     for stamp in settled:
         assert planned(stamp, NO_DRIVER="1") == []
     assert planned("auto cuda") == planned("0 cpu") == planned("1 cuda") == []
-    assert planned("auto cuda", NO_DRIVER="1", CUDA="/usr/local/cuda") == []  # is no choice
+    assert planned("auto cuda", NO_DRIVER="1", CUDA="/usr/local/cuda") == []  # does not choose
     assert "auto cuda" in planned("auto cpu")[0]  # a driver has come
     assert "0 cpu" in planned("auto cuda", "CUDA=0")[0]
     assert "1 cuda" in planned("0 cpu", "CUDA=1")[0]
@@ -300,7 +300,7 @@ def test_make_asks_the_driver_only_where_something_is_installed(
     python.write_text(f"#!/bin/sh\necho \"$@\" >> '{log}'\nexec '{sys.executable}' \"$@\"\n")
     python.chmod(0o755)
 
-    def asked(*goals: str) -> tuple[bool, str]:
+    def dry_run(*goals: str) -> tuple[bool, str]:
         log.write_text("")
         make = ["make", "--dry-run", "--directory", str(ROOT), *goals]
         make += [f"PYTHON={python}", "VENV=no-such-venv"]
@@ -308,12 +308,12 @@ def test_make_asks_the_driver_only_where_something_is_installed(
         assert done.returncode == 0, done.stderr
         return "nvidia_driver.py" in log.read_text(), done.stdout
 
-    assert not asked()[0]
-    assert not asked("help")[0]
-    assert not asked("clean")[0]
+    assert not dry_run()[0]
+    assert not dry_run("help")[0]
+    assert not dry_run("clean")[0]
     for goals in (["setup"], ["clean", "setup"]):
-        is_asked, planned = asked(*goals)
-        assert is_asked
+        queries, planned = dry_run(*goals)
+        assert queries
         assert 'echo "auto cuda" > no-such-venv/.stamp' in planned
 
 
@@ -329,13 +329,13 @@ def test_doctor_tells_of_this_machine_as_json(
 ) -> None:
     code = invoke(["doctor", "--json", "--disk", str(tmp_path)], debug=False)
 
-    told = json.loads(capsys.readouterr().out)
-    errors = [finding for finding in told["findings"] if finding["severity"] == "error"]
+    facts = json.loads(capsys.readouterr().out)
+    errors = [finding for finding in facts["findings"] if finding["severity"] == "error"]
     assert code == (EXIT_CHECK if errors else EXIT_DONE)
-    assert told["framework"]["version"].startswith("2.")
-    assert told["host"]["cores"] == len(os.sched_getaffinity(0))
-    assert told["host"]["disk"]["write_bytes_per_s"] > 0
-    assert {package["name"] for package in told["packages"]} >= {"nvidia-cudnn-cu12"}
+    assert facts["framework"]["version"].startswith("2.")
+    assert facts["host"]["cores"] == len(os.sched_getaffinity(0))
+    assert facts["host"]["disk"]["write_bytes_per_s"] > 0
+    assert {package["name"] for package in facts["packages"]} >= {"nvidia-cudnn-cu12"}
     assert list(tmp_path.iterdir()) == []
 
 
@@ -345,10 +345,10 @@ def test_a_tensorflow_that_does_not_start_in_time_is_said(
     code = invoke(["doctor", "--no-disk", "--timeout-s", "0.05"], debug=False)
 
     assert code == EXIT_CHECK
-    told = capsys.readouterr().out
-    assert "error: TensorFlow does not start: it did not start within 0.05 s" in told
-    assert "stoker doctor --timeout-s 600" in told
-    assert "force-reinstall" not in told
+    output = capsys.readouterr().out
+    assert "error: TensorFlow does not start: it did not start within 0.05 s" in output
+    assert "stoker doctor --timeout-s 600" in output
+    assert "force-reinstall" not in output
 
 
 def test_a_time_that_is_none_is_refused(capsys: pytest.CaptureFixture[str]) -> None:

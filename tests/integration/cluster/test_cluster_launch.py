@@ -97,7 +97,7 @@ def run(
 ) -> Launched:
     return launch(
         [sys.executable, "-c", program, str(folder)],
-        settings=LaunchSettings(**{"workers": 2, **settings}),  # type: ignore[arg-type]
+        settings=LaunchSettings(**{"workers": 2, **settings}),  # type: ignore[arg-type]  # mypy cannot check **
         log=seen.log,
         on_beat=seen.beats.append,
         environ=environ,
@@ -270,29 +270,29 @@ def test_each_worker_gets_its_own_cores_and_threads_and_place(tmp_path: Path) ->
         pytest.skip("one core cannot be shared out")
     seen = Seen()
     telling = (
-        "import json, os; e = os.environ; print('told', json.dumps([sorted(os.sched_getaffinity(0)),"
+        "import json, os; e = os.environ; print('seen:', json.dumps([sorted(os.sched_getaffinity(0)),"
         " e['OMP_NUM_THREADS'], e['TF_NUM_INTRAOP_THREADS'], json.loads(e['TF_CONFIG'])]))"
     )
     environ = {k: v for k, v in os.environ.items() if not k.endswith("_THREADS")}
 
     run(tmp_path, seen, program=telling, pin=True, environ=environ)
 
-    told = {
-        line.split("]")[0][1:]: json.loads(line.split("told ")[1])
+    by_worker = {
+        line.split("]")[0][1:]: json.loads(line.split("seen: ")[1])
         for line in seen.lines
-        if "told" in line
+        if "seen:" in line
     }
     each = len(cores) // 2
-    assert told["worker 0"][0] == cores[:each]
-    assert told["worker 1"][0] == cores[each : 2 * each]
-    assert told["worker 0"][1:3] == [str(each)] * 2
-    addresses = told["worker 0"][3]["cluster"]["worker"]
+    assert by_worker["worker 0"][0] == cores[:each]
+    assert by_worker["worker 1"][0] == cores[each : 2 * each]
+    assert by_worker["worker 0"][1:3] == [str(each)] * 2
+    addresses = by_worker["worker 0"][3]["cluster"]["worker"]
     assert len(set(addresses)) == 2
     assert all(address.startswith("127.0.0.1:") for address in addresses)
-    assert told["worker 1"][3]["task"] == {"type": "worker", "index": 1}
+    assert by_worker["worker 1"][3]["task"] == {"type": "worker", "index": 1}
 
 
-def test_beside_parameter_servers_a_dead_worker_comes_back_alone_and_all_end_with_the_chief(
+def test_with_parameter_servers_a_dead_worker_comes_back_alone_and_all_end_with_the_chief(
     tmp_path: Path,
 ) -> None:
     seen = Seen()
@@ -369,7 +369,7 @@ def descendants(pid: int) -> set[int]:
     return {pid}.union(*(descendants(int(child)) for child in children))
 
 
-def test_nobody_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
+def test_no_worker_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
     (tmp_path / "fault-0").write_text(
         "import subprocess\n"
         "if step == 20: subprocess.Popen(['sleep', '612']); print('slept'); time.sleep(600)"
@@ -389,7 +389,7 @@ def test_nobody_is_left_when_the_launcher_is_killed(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_launcher_that_is_asked_to_end_has_its_workers_save_and_exits_75(
+def test_a_launcher_that_gets_a_signal_has_its_workers_save_and_exits_75(
     tmp_path: Path, number: signal.Signals
 ) -> None:
     process = start_launcher(tmp_path)
@@ -440,7 +440,7 @@ def test_a_kernel_that_starts_no_more_processes_is_named(tmp_path: Path) -> None
 
         assert "the kernel must allow worker" in done.stderr.splitlines()[-1], done.stderr
         assert "ulimit -u" in done.stderr
-        assert not (group / "cgroup.procs").read_text(), "nobody is left"
+        assert not (group / "cgroup.procs").read_text(), "no process is left"
     finally:
         remove_group(group)
 

@@ -243,11 +243,11 @@ def test_its_environment_and_its_descriptors_are_those_given() -> None:
     )
     os.close(write)
     with os.fdopen(read) as stream:
-        told = stream.read()
+        written = stream.read()
 
     assert child.wait(60) == 0
-    assert "'A': 'x y\\n'" in told
-    assert "HOME" not in told
+    assert "'A': 'x y\\n'" in written
+    assert "HOME" not in written
 
 
 def lines_of(program: str) -> tuple[Lines, list[str]]:
@@ -295,7 +295,7 @@ def test_everything_that_a_child_printed_is_passed_on_after_a_drain() -> None:
     said: list[str] = []
 
     def slow(line: str) -> None:
-        time.sleep(0.0001)
+        time.sleep(0.0001)  # slower than the child prints
         said.append(line)
 
     program = "for n in range(3000): print(n)"
@@ -348,7 +348,7 @@ def test_without_room_for_its_log_a_child_is_not_started(small_disk: Path, tmp_p
             "child", ["touch", str(tmp_path / "started")], ProcessOptions(output=small_disk / "log")
         )
 
-    time.sleep(0.5)
+    time.sleep(0.5)  # enough for a child that was started to write its file
     assert not (tmp_path / "started").exists()
 
 
@@ -359,7 +359,7 @@ def test_a_log_that_fills_its_disk_fails_the_child_and_can_be_read(small_disk: P
     assert last_line(small_disk / "log") in ("y", "")
 
 
-def test_an_end_is_told_in_words() -> None:
+def test_an_exit_code_is_described_in_words() -> None:
     assert how_it_ended(3) == "ended with exit code 3"
     assert how_it_ended(-9) == "was killed by SIGKILL"
     assert how_it_ended(-77) == "was killed by signal 77"

@@ -73,7 +73,7 @@ class _Proxy(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
     server: _ProxyServer
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - of http.server
         """Say nothing."""
 
     def _pass(self) -> None:
@@ -138,7 +138,7 @@ class _Proxy(BaseHTTPRequestHandler):
         time.sleep(self.server.faults.pause_s if half else 0)
         self.wfile.write(body[half:])
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass  # noqa: N815
+    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = _pass  # noqa: N815 - of http.server
 
 
 class _ProxyServer(ThreadingHTTPServer):
@@ -152,7 +152,7 @@ class _ProxyServer(ThreadingHTTPServer):
         self.alone = threading.Lock()
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """A client that went away is no error of ours."""
+        """A client that went away is not an error of the server."""
 
 
 @functools.cache

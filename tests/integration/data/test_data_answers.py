@@ -59,12 +59,12 @@ class Lighter:
 
 @pytest.fixture(scope="module")
 def dataset(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """Noise about a grey of its own each: half of them lighter than the middle, and some by little."""
-    root = tmp_path_factory.mktemp("greys") / "source"
+    """Noise about a gray of its own each: half of them lighter than the middle, and some by little."""
+    root = tmp_path_factory.mktemp("grays") / "source"
     rng = np.random.default_rng(0)
     for number in range(ROWS):
-        grey = 127 - number % 3 if number % 2 else 128 + number % 90
-        noise = np.full((12, 10, 3), grey) + rng.integers(-1, 2, (12, 10, 1)) * (number % 2 == 0)
+        gray = 127 - number % 3 if number % 2 else 128 + number % 90
+        noise = np.full((12, 10, 3), gray) + rng.integers(-1, 2, (12, 10, 1)) * (number % 2 == 0)
         noise[0, 0] = number % 251  # no two images are one record
         path = root / ("light" if number % 2 == 0 else "dark") / f"{number:03d}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -79,7 +79,7 @@ def transform(dataset: Dataset, tmp_path_factory: pytest.TempPathFactory) -> Tra
 
 
 def is_light(features: dict[str, tf.Tensor]) -> tf.Tensor:
-    """A model that finds the middle of the greys."""
+    """A model that finds the middle of the grays."""
     return tf.reduce_mean(tf.cast(features["image"], tf.float32), axis=[1, 2, 3]) / 255
 
 
@@ -176,10 +176,10 @@ def test_the_metrics_of_a_trained_model_are_made_again_where_an_answer_differs(
         "path": "quick",
     }
 
-    mended, recorded = agreed_metrics(
+    remade, recorded = agreed_metrics(
         built, quick, wrong | {"loss": 3.0}, batch_size=64, validate=remake
     )
-    assert mended == right | {"loss": 3.0}
+    assert remade == right | {"loss": 3.0}
     assert recorded is not None
     assert recorded["path"] == "reference"
     lost = right["val_accuracy"] - wrong["val_accuracy"]
@@ -187,11 +187,11 @@ def test_the_metrics_of_a_trained_model_are_made_again_where_an_answer_differs(
 
 
 def brightness_model() -> BuiltModel:
-    """Yes from the middle of the greys on."""
+    """Yes from the middle of the grays on."""
     image = keras.Input((12, 10, 3), dtype="uint8")
-    grey = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(image))
+    gray = keras.layers.GlobalAveragePooling2D()(keras.layers.Rescaling(1 / 255)(image))
     answer = keras.layers.Dense(1)
-    model = keras.Model(image, answer(grey))
+    model = keras.Model(image, answer(gray))
     answer.set_weights([np.full((3, 1), 100.0), np.array([-150.0])])
     loss = keras.losses.BinaryCrossentropy(from_logits=True)
     accuracy = keras.metrics.BinaryAccuracy("accuracy", threshold=0.0)

@@ -237,7 +237,7 @@ def test_reordered_columns_are_the_same_data(tmp_path: Path) -> None:
     assert first.fingerprint == second.fingerprint
 
 
-def test_invalid_utf8_is_named_with_file_row_and_column_and_its_neighbours_are_kept(
+def test_invalid_utf8_is_named_with_file_row_and_column_and_its_neighbors_are_kept(
     tmp_path: Path,
 ) -> None:
     source = folder_of(tmp_path / "data")

@@ -43,7 +43,7 @@ def photos(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def split_of(photos: Dataset, engine: str) -> ImageSplit:
-    chosen = choose_engine(decode_whole, prefer=engine)  # type: ignore[arg-type]
+    chosen = choose_engine(decode_whole, prefer=engine)  # type: ignore[arg-type]  # a string of a Literal
     return ImageSplit(photos, "train", column=photos.column("image"), engine=chosen)
 
 

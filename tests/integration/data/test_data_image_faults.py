@@ -20,8 +20,8 @@ from stoker.data.dataset import Dataset
 from stoker.data.ingest import ImagesConfig, IngestConfig, ingest
 
 SIZE = (12, 16)
-NEIGHBOURS = 8
-"""Good images beside the one at fault; each split gets some."""
+NEIGHBORS = 8
+"""Good images next to the bad one; each split gets some."""
 
 
 def photo(*, seed: int = 0, mode: str = "RGB") -> Image.Image:
@@ -86,7 +86,7 @@ GOOD = {
     "1 x 1": ("png", saved(photo().resize((1, 1)), "PNG")),
     "CMYK": ("jpg", saved(photo(mode="CMYK"), "JPEG")),
     "16 bits": ("png", saved(photo(mode="L").convert("I;16"), "PNG")),
-    "grey with alpha": ("png", saved(photo(mode="LA"), "PNG")),
+    "gray with alpha": ("png", saved(photo(mode="LA"), "PNG")),
     "a palette": ("png", saved(photo(mode="P"), "PNG")),
     "a JPEG under .png": ("png", JPEG),
     "WebP": ("webp", saved(photo(), "WEBP")),
@@ -100,7 +100,7 @@ GOOD = {
 def source(tmp_path: Path) -> Path:
     """A folder of two classes with good images."""
     root = tmp_path / "source"
-    for number in range(NEIGHBOURS):
+    for number in range(NEIGHBORS):
         path = root / ("cat", "dog")[number % 2] / f"{number}.png"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(saved(photo(seed=number), "PNG"))
@@ -137,7 +137,7 @@ def test_a_bad_image_stops_ingest_and_is_named(source: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_bad_image_is_left_out_and_counted_and_its_neighbours_kept(
+def test_a_bad_image_is_left_out_and_counted_and_its_neighbors_kept(
     source: Path, name: str
 ) -> None:
     ending, data, reason = BAD[name]
@@ -147,7 +147,7 @@ def test_a_bad_image_is_left_out_and_counted_and_its_neighbours_kept(
 
     assert [(bad.file, bad.column) for bad in dataset.bad_rows] == [(f"cat/bad.{ending}", "image")]
     assert reason in dataset.bad_rows[0].reason
-    assert len(paths(dataset)) == NEIGHBOURS
+    assert len(paths(dataset)) == NEIGHBORS
 
 
 @pytest.mark.parametrize("name", GOOD)
@@ -223,7 +223,7 @@ def test_an_image_that_changes_while_it_is_read_stops_ingest(source: Path) -> No
 
 
 def test_copies_of_an_image_never_stand_on_both_sides_of_the_split(source: Path) -> None:
-    for number in range(NEIGHBOURS):
+    for number in range(NEIGHBORS):
         name = source / "dog" / f"copy-{number}.png"
         name.write_bytes((source / ("cat", "dog")[number % 2] / f"{number}.png").read_bytes())
 
@@ -232,5 +232,5 @@ def test_copies_of_an_image_never_stand_on_both_sides_of_the_split(source: Path)
     train, evaluation = (
         set(dataset.table(split)["image"].to_pylist()) for split in ("train", "eval")
     )
-    assert len(train | evaluation) == NEIGHBOURS
+    assert len(train | evaluation) == NEIGHBORS
     assert not train & evaluation

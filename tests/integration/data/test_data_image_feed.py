@@ -56,13 +56,13 @@ def photo(rng: np.random.Generator, height: int, width: int) -> Pixels:
 
 
 def encoded(pixels: Pixels, kind: str) -> bytes:
-    grey = np.ascontiguousarray(pixels[..., :1])
-    if kind == "grey":
-        return bytes(simplejpeg.encode_jpeg(grey, colorspace="GRAY", colorsubsampling="Gray"))
+    gray = np.ascontiguousarray(pixels[..., :1])
+    if kind == "gray":
+        return bytes(simplejpeg.encode_jpeg(gray, colorspace="GRAY", colorsubsampling="Gray"))
     if kind in ("444", "422", "420", "440"):
         return bytes(simplejpeg.encode_jpeg(pixels, colorsubsampling=kind))
     if kind == "cmyk":
-        four = np.ascontiguousarray(np.dstack([pixels, grey]))
+        four = np.ascontiguousarray(np.dstack([pixels, gray]))
         return bytes(simplejpeg.encode_jpeg(four, colorspace="CMYK", colorsubsampling="444"))
     stream = io.BytesIO()
     image = Image.fromarray(pixels)
@@ -80,7 +80,7 @@ def encoded(pixels: Pixels, kind: str) -> bytes:
     return stream.getvalue()
 
 
-KINDS = ("444", "422", "420", "440", "grey", "progressive", "png", "turned", "cmyk", "webp")
+KINDS = ("444", "422", "420", "440", "gray", "progressive", "png", "turned", "cmyk", "webp")
 
 
 @pytest.fixture(scope="module")
@@ -112,7 +112,7 @@ def cropped(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
 
 
 def engine(name: str) -> Engine:
-    return choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]
+    return choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]  # a string of a Literal
 
 
 def opened(dataset: Dataset, name: str = "native", *, split: str = "train") -> ImageSplit:
@@ -236,7 +236,7 @@ def test_a_pipeline_gives_the_batches_that_gather_gives(stretched: Dataset) -> N
 def test_a_smaller_store_shows_nearly_the_same_and_spares_evaluation(
     name: str, store: str, folder: Path, stretched: Dataset, tmp_path: Path
 ) -> None:
-    images = ImagesConfig(size=SIZE, store=store, quality=95)  # type: ignore[arg-type]
+    images = ImagesConfig(size=SIZE, store=store, quality=95)  # type: ignore[arg-type]  # a string of a Literal
     dataset = ingest(IngestConfig(source=str(folder), images=images), tmp_path / "data")
     made, original = opened(dataset, name), opened(stretched, name)
     rows = np.arange(made.rows)
@@ -315,14 +315,14 @@ def test_a_file_cut_behind_an_open_descriptor_gives_an_error_and_no_crash(
 
     def cutting(jobs: NDArray[np.void], target: object) -> Pixels:
         os.truncate(path, 100)
-        return cut(jobs, target)  # type: ignore[arg-type]
+        return cut(jobs, target)  # type: ignore[arg-type]  # replaced for this test
 
-    images._engine.decode = cutting  # type: ignore[method-assign]
+    images._engine.decode = cutting  # type: ignore[method-assign]  # replaced for this test
     try:
         with pytest.raises(DataError, match="the file ends before it"):
             images.pixels(np.arange(4))
     finally:
-        images._engine.decode = cut  # type: ignore[method-assign]
+        images._engine.decode = cut  # type: ignore[method-assign]  # replaced for this test
 
 
 def test_a_damaged_or_missing_index_is_named(stretched: Dataset, tmp_path: Path) -> None:

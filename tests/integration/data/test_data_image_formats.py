@@ -60,23 +60,23 @@ KINDS = {
     "JPEG": saved(PHOTO, "JPEG"),
     "JPEG 4:4:4": saved(PHOTO, "JPEG", subsampling=0),
     "progressive JPEG": saved(PHOTO, "JPEG", progressive=True),
-    "grey JPEG": saved(PHOTO.convert("L"), "JPEG"),
+    "gray JPEG": saved(PHOTO.convert("L"), "JPEG"),
     "CMYK JPEG": saved(PHOTO.convert("CMYK"), "JPEG"),
     "YCCK JPEG": as_ycck(saved(PHOTO.convert("CMYK"), "JPEG")),
     "PNG": saved(PHOTO, "PNG"),
-    "grey PNG": saved(PHOTO.convert("L"), "PNG"),
+    "gray PNG": saved(PHOTO.convert("L"), "PNG"),
     "1-bit PNG": saved(PHOTO.convert("1"), "PNG"),
     "palette PNG": saved(SPOTTED, "PNG"),
-    "palette PNG, a colour transparent": saved(SPOTTED, "PNG", transparency=0),
+    "palette PNG, a color transparent": saved(SPOTTED, "PNG", transparency=0),
     "PNG with alpha": saved(CLEAR, "PNG"),
-    "grey PNG with alpha": saved(CLEAR.convert("LA"), "PNG"),
+    "gray PNG with alpha": saved(CLEAR.convert("LA"), "PNG"),
     "16-bit PNG": deep_png(3),
-    "16-bit grey PNG": deep_png(1),
+    "16-bit gray PNG": deep_png(1),
     "WebP": saved(PHOTO, "WEBP"),
     "lossless WebP": saved(PHOTO, "WEBP", lossless=True),
     "WebP with alpha": saved(CLEAR, "WEBP", exact=True),
     "lossless WebP with alpha": saved(CLEAR, "WEBP", lossless=True, exact=True),
-    "grey WebP": saved(PHOTO.convert("L"), "WEBP"),
+    "gray WebP": saved(PHOTO.convert("L"), "WEBP"),
     "GIF": saved(SPOTTED, "GIF"),
     "animated GIF": saved(SPOTTED, "GIF", save_all=True, append_images=[OTHER.quantize(16)]),
     "GIF with lines in turn": saved(SPOTTED, "GIF", interlace=1),
@@ -117,7 +117,7 @@ def test_ingest_accepts_each_kind_and_the_graph_gives_the_pixels_of_another_deco
         np.testing.assert_array_equal(image, by_another_decoder(data), err_msg=name)
 
 
-def test_as_grey_each_kind_is_within_two_levels_of_another_decoder() -> None:
+def test_as_gray_each_kind_is_within_two_levels_of_another_decoder() -> None:
     kinds = {name: data for name, data in KINDS.items() if name not in ("CMYK JPEG", "YCCK JPEG")}
 
     found = decoded(list(kinds.values()), channels=1)[..., 0]
@@ -125,7 +125,7 @@ def test_as_grey_each_kind_is_within_two_levels_of_another_decoder() -> None:
     for (name, data), image in zip(kinds.items(), found, strict=True):
         check_image(data, max_pixels=IMAGE_PIXELS, channels=1)
         expected = np.asarray(Image.fromarray(by_another_decoder(data)).convert("L"))
-        # Y of a JPEG against the grey of its colours, which were rounded and cut to 0..255.
+        # Y of a JPEG against the gray of its colors, which were rounded and cut to 0..255.
         assert np.abs(image.astype(int) - expected).max() <= 2, name
 
 

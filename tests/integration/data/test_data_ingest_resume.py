@@ -53,7 +53,7 @@ def files(folder: Path) -> dict[str, bytes]:
 
 @pytest.fixture(scope="module")
 def undisturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    """What an ingest makes that nobody kills."""
+    """The output of an ingest that is not killed."""
     return ingest(config(source), tmp_path_factory.mktemp("resume") / "undisturbed")
 
 

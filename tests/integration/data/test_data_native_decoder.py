@@ -71,9 +71,9 @@ def damaged(data: bytes, rng: np.random.Generator) -> bytes:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_damaged_images_neither_crash_nor_touch_their_neighbours(name: str, tmp_path: Path) -> None:
+def test_damaged_images_neither_crash_nor_touch_their_neighbors(name: str, tmp_path: Path) -> None:
     rng, whole = np.random.default_rng(1), images()
-    engine = choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]
+    engine = choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]  # a string of a Literal
     sound = whole[3]
     alone = engine.decode(jobs_of([sound], tmp_path / "alone"), TARGET)[0]
     ended: set[int] = set()
@@ -93,7 +93,7 @@ def test_damaged_images_neither_crash_nor_touch_their_neighbours(name: str, tmp_
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_bytes_that_are_not_what_ingest_wrote_are_told_apart(name: str, tmp_path: Path) -> None:
-    engine = choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]
+    engine = choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]  # a string of a Literal
     jobs = jobs_of([images()[0]] * 4 + [(4, 4, b"no image at all")], tmp_path / "five")
     jobs["crc32c"][0] ^= 1
     jobs["height"][1] += 1
@@ -290,7 +290,7 @@ def test_a_cache_that_others_can_write_is_not_run(
 
 def test_engines_are_told_apart_by_their_name() -> None:
     engines: list[Engine] = [
-        choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]
+        choose_engine(decode_whole, prefer=name)  # type: ignore[arg-type]  # a string of a Literal
         for name in ENGINES
     ]
 

@@ -217,7 +217,7 @@ def test_a_damaged_copy_is_fetched_again(s3: StoreServer, tmp_path: Path, bucket
     assert s3.faults.contents() == 2
 
 
-def test_a_store_that_answers_503_is_asked_again(
+def test_a_store_that_answers_503_gets_the_request_again(
     store: StoreServer, tmp_path: Path, bucket: str
 ) -> None:
     local = csv_folder(tmp_path / "local")
@@ -267,7 +267,7 @@ def test_a_store_that_goes_on_failing_is_named_after_the_attempts(
     assert not list((tmp_path / "cache").glob("parts/*"))
 
 
-def test_a_store_that_nobody_answers_for_is_named(
+def test_a_store_that_does_not_answer_is_named(
     s3: StoreServer, tmp_path: Path, bucket: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:9")
@@ -288,7 +288,7 @@ def test_credentials_that_end_in_mid_ingest_are_named_and_what_was_fetched_is_ke
         ingest(config(remote, tmp_path), tmp_path / "out")
     until_s = time.monotonic() + 300
     while len(kept := list((tmp_path / "cache").glob("objects/*/*"))) < 2:
-        assert time.monotonic() < until_s  # what was asked for ahead comes in its own time
+        assert time.monotonic() < until_s  # requests ahead of need are still under way
         time.sleep(0.05)
     assert not any(b"hunter2" in p.read_bytes() for p in tmp_path.rglob("*") if p.is_file())
 
@@ -347,14 +347,14 @@ def test_small_objects_are_fetched_side_by_side(
     s3: StoreServer, tmp_path: Path, bucket: str
 ) -> None:
     remote = s3.put_folder(image_folder(tmp_path / "local", each=30), bucket)
-    asked: list[str] = []
+    requested: list[str] = []
     four_wait = threading.Event()
     in_time: list[bool] = []
 
     def hold_until_four_wait(what: str) -> None:
         if s3.faults.is_content(*what.split(" ", 1)):
-            asked.append(what)
-            if len(asked) == 4:
+            requested.append(what)
+            if len(requested) == 4:
                 four_wait.set()
             in_time.append(four_wait.wait(timeout=20))
 

@@ -298,7 +298,7 @@ def test_a_killed_dispatcher_goes_on_from_its_journal_and_costs_each_worker_one_
             service.kill("dispatcher")
 
     assert len(read) == len(set(read))
-    # A file is in the journal before its worker hears of it: killed between, nobody reads that file.
+    # A file is in the journal before its worker hears of it: if it is killed between the two, no worker reads that file.
     most_lost = service.config.workers * max(file.rows for file in copy.files)
     assert ROWS - most_lost <= len(read) <= ROWS
 
@@ -442,7 +442,7 @@ RECIPES = Path(__file__).resolve().parents[3] / "recipes"
 
 @pytest.fixture(scope="module")
 def cancer(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
-    """Where the runs lie, one beside the other: the stages before training are done once."""
+    """The common folder of the runs: the stages before training are done once."""
     folder = tmp_path_factory.mktemp("cancer")
     return [f"runs={folder}/runs", f"models={folder}/models"]
 

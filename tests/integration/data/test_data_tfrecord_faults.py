@@ -1,4 +1,4 @@
-"""Damaged TFRecord files: each fault named with file, record and byte, and the neighbours kept."""
+"""Damaged TFRecord files: each fault named with file, record and byte, and the neighbors kept."""
 
 from __future__ import annotations
 
@@ -165,7 +165,7 @@ def test_a_fault_is_an_error_that_names_file_record_and_what_is_wrong(
 
 @pytest.mark.parametrize("packed", [False, True], ids=["plain", "gzip"])
 @pytest.mark.parametrize("fault", FAULTS)
-def test_a_fault_that_is_allowed_is_counted_and_its_neighbours_are_kept(
+def test_a_fault_that_is_allowed_is_counted_and_its_neighbors_are_kept(
     tmp_path: Path, fault: str, packed: bool
 ) -> None:
     data, kept, row, said = FAULTS[fault]

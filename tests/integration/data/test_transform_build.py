@@ -261,10 +261,12 @@ def test_types_are_those_of_tensorflow_transform(built: Transform) -> None:
 
 
 def test_only_the_training_split_is_learned_from(built: Transform, raw: Arrays) -> None:
-    asked = [a for a in built.spec.analyzers if (a["kind"], a["of"]) == ("moments", "mean radius")]
-    moments = asked[0]["answer"]
+    moments_analyzers = [
+        a for a in built.spec.analyzers if (a["kind"], a["of"]) == ("moments", "mean radius")
+    ]
+    moments = moments_analyzers[0]["answer"]
 
-    assert len(asked) == 1  # asked for by four functions, learned once
+    assert len(moments_analyzers) == 1  # four functions use it, it is computed once
     assert moments["high"] == np.nanmax(raw["mean radius"])
     assert moments["count"] == np.isfinite(raw["mean radius"]).sum()
 
@@ -355,7 +357,7 @@ def test_scalers_and_buckets_have_the_same_bits_when_compiled(
         np.testing.assert_array_equal(compiled[name], values, err_msg=name)
 
 
-def test_sizes_for_embeddings_are_told_by_output_and_by_file_name(
+def test_sizes_for_embeddings_are_given_by_output_and_by_file_name(
     built: Transform, raw: Arrays
 ) -> None:
     terms = len(by_frequency(raw["company"]))
@@ -533,8 +535,8 @@ def test_moments_of_half_floats_and_infinities_are_of_the_finite_values(
     assert np.isinf(found["max"].numpy()[~is_finite]).all()
 
 
-def test_progress_is_told_of_every_pass(dataset: Dataset, tmp_path: Path) -> None:
-    told: list[tuple[int, int, str]] = []
+def test_progress_is_reported_for_every_pass(dataset: Dataset, tmp_path: Path) -> None:
+    reported: list[tuple[int, int, str]] = []
 
     def function(inputs: dict[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         return {"b": st.bucketize(st.scale_to_0_1(inputs["tips"]), 3)}
@@ -544,11 +546,11 @@ def test_progress_is_told_of_every_pass(dataset: Dataset, tmp_path: Path) -> Non
         function,
         tmp_path / "t",
         label=None,
-        progress=lambda done, rows, what: told.append((done, rows, what)),
+        progress=lambda done, rows, what: reported.append((done, rows, what)),
     )
 
-    assert (ROWS, ROWS, "analysis, pass 1") in told
-    assert (ROWS, ROWS, "analysis, pass 2") in told
+    assert (ROWS, ROWS, "analysis, pass 1") in reported
+    assert (ROWS, ROWS, "analysis, pass 2") in reported
 
 
 LISTS = (

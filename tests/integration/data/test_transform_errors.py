@@ -132,7 +132,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Inputs], Any], str]] = {
         lambda inputs: {"x": tf.strings.split(inputs["company"])},
         r"'x': RaggedTensor",
     ),
-    "name is no string": (lambda inputs: {1: inputs["fare"]}, r"1: a name that is not a string"),
+    "name is not a string": (lambda inputs: {1: inputs["fare"]}, r"1: a name that is not a string"),
     "scalar": (lambda inputs: {"x": st.mean(inputs["fare"])}, r"'x': shape \(\), whose first"),
     "fixed batch": (lambda inputs: {"x": tf.zeros([4]) + st.mean(inputs["fare"])}, r"shape \(4,\)"),
     "fewer rows": (

@@ -1,4 +1,4 @@
-"""What stands beside the features: a label for each output, and how much each row counts."""
+"""Labels for each output, and weights of rows."""
 
 from __future__ import annotations
 

@@ -165,7 +165,7 @@ def test_every_public_name_is_here_or_says_what_to_use_instead() -> None:
     assert set(_MISSING) == set(PUBLIC_IN_1_21) - set(st.__all__)
 
 
-def test_a_name_that_nobody_has_is_a_plain_attribute_error() -> None:
+def test_an_unknown_name_is_a_plain_attribute_error() -> None:
     with pytest.raises(AttributeError, match="no attribute 'scale_to_moon'"):
         _ = st.scale_to_moon
 

@@ -1,6 +1,6 @@
 """A stand-in for `stoker job-start` and `stoker job-task`, without TensorFlow: each worker counts.
 
-On Kubernetes it stands in for `stoker train` only, inside of the real `stoker job-task` (`in_task`).
+On Kubernetes it replaces only `stoker train`, inside the real `stoker job-task` (`in_task`).
 
 A worker appends one number after the other to its file and goes on from the last of it; USR1 and TERM end it
 with exit code 75 after it has "saved", which takes the longer the higher its rank. An older start of the job

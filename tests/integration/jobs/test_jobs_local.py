@@ -183,7 +183,7 @@ def test_the_jobs_of_a_sweep_run_one_after_another(experiment: Path, stoker: Run
     sweep = ("--on", "quick", "--sweep", "data.seed=1,2", "--sweep", "data.max_bad_rows=0")
     with code_is_held(experiment, digest_of(stoker)):
         receipt = submit(*sweep)
-        name, jobs = str(receipt["sweep"]), list(map(str, receipt["submitted"]))  # type: ignore[call-overload]
+        name, jobs = str(receipt["sweep"]), list(map(str, receipt["submitted"]))  # type: ignore[call-overload]  # JSON
         assert len(set(jobs)) == 2
         wait_for(lambda: "1 running, 1 waiting" in stoker("jobs"))
         assert (

@@ -105,7 +105,7 @@ def test_an_environment_that_is_gone_is_made_again_before_anything_trains(
 
 
 APPTAINER = """#!/bin/bash
-# Stands in for apptainer, which is not on this machine: it writes down its arguments and runs the command as it is.
+# Replaces apptainer, which is not on this machine: it writes down its arguments and runs the command as it is.
 echo "$@" >> "$(dirname "$0")/calls"
 [ "$1" = exec ] && [ "$2" = --bind ] && [ -f "$4" ] || exit 255
 IFS=, read -ra mounts <<< "$3"
@@ -114,7 +114,7 @@ shift 4
 exec "$@"
 """
 SRUN = """#!/bin/bash
-# Stands in for an srun with the plugin pyxis, which is not on this machine: it takes its options, and leaves the rest to srun.
+# Replaces an srun with the plugin pyxis, which is not on this machine: it takes its options, and passes the rest to srun.
 if [ "$1" = --help ]; then echo "      --container-image=[USER@][REGISTRY#]IMAGE[:TAG]|PATH"; exit; fi
 words=()
 for word in "$@"; do
@@ -128,7 +128,7 @@ exec SRUN "${words[@]}"
 
 
 def stand_in(folder: Path, program: str, text: str) -> Path:
-    """Write a program that stands in for another; what it is called with is in the file that is returned."""
+    """Write a program that replaces another one; the returned file gets its arguments."""
     folder.mkdir()
     (folder / program).write_text(text.replace("SRUN", str(shutil.which("srun"))))
     (folder / program).chmod(0o755)
@@ -149,7 +149,7 @@ def test_workers_run_in_a_container_by_the_runtime_of_the_target(
     }
     jobs = {}
     for runtime, found in calls.items():
-        container = Container(image=str(image), runtime=runtime, mounts=(f"{data}:/in:ro",))  # type: ignore[arg-type]
+        container = Container(image=str(image), runtime=runtime, mounts=(f"{data}:/in:ro",))  # type: ignore[arg-type]  # a string of a Literal
         path = f"export PATH={found.parent}:$PATH"
         for name, setup in ((runtime, (path,)), (f"no-{runtime}", ())):
             job = replace(counting.job(name, "5"), runs=runs, folder=tmp_path)

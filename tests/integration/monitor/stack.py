@@ -102,9 +102,9 @@ def panels() -> list[tuple[str, str]]:
             for target in panel.get("targets", ())
         ]
         for variable in board["templating"]["list"][1:]:
-            asked = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
-            assert asked is not None
-            query = f"count by ({asked[2]}) ({asked[1]})"
+            label_query = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"])
+            assert label_query is not None
+            query = f"count by ({label_query[2]}) ({label_query[1]})"
             found.append((f"{name}: ${variable['name']}", query))
     return found
 

@@ -134,7 +134,7 @@ def test_a_lost_gpu_is_served_as_lost_and_the_other_goes_on(address: str, folder
 
 
 def test_the_benchmark_runs_and_compares_with_nvidia_smi(driver: Path, tmp_path: Path) -> None:
-    """On the stand-in its figures mean nothing, except that a wrong value is found."""
+    """With the simulated driver its figures mean nothing, except that a wrong value is found."""
     shown = tmp_path / "nvidia-smi"
     # index, temperature, power, limit, memory: total, used, free, clocks: sm, memory, utilization
     well = "0, 35, 70.1, 350.00, 81920, 1024, 80384, 345, 345, 0"
@@ -161,7 +161,7 @@ def test_the_benchmark_runs_and_compares_with_nvidia_smi(driver: Path, tmp_path:
     assert 0 < found["cores_per_gpu"] < 0.5
 
 
-def test_names_of_dcgm_and_no_host_where_they_are_asked_for(driver: Path, tmp_path: Path) -> None:
+def test_names_of_dcgm_and_no_host_are_exported_if_configured(driver: Path, tmp_path: Path) -> None:
     set_state(tmp_path / "state")
     with exporter(driver, tmp_path, "--dcgm-names", "--no-host-metrics") as running:
         found = until(f"{running}/metrics", "DCGM_FI_DEV_FB_USED")

@@ -195,12 +195,12 @@ def test_a_slow_input_and_a_failing_server_reach_the_webhook(watched: Watched) -
 
 
 def test_every_panel_of_what_runs_here_has_data(watched: Watched) -> None:
-    asked = [each for each in panels() if not any(part in each[1] for part in NOT_HERE)]
+    queried = [each for each in panels() if not any(part in each[1] for part in NOT_HERE)]
 
-    without = [title for title, expr in asked if not watched.stack.wait_for(chosen(expr), 10.0)]
+    without = [title for title, expr in queried if not watched.stack.wait_for(chosen(expr), 10.0)]
 
     assert without == []
-    assert len(asked) > 30
+    assert len(queried) > 30
 
 
 def steps_of(runs: Path) -> float:

@@ -156,7 +156,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
 
 def test_the_parent_judges_and_loads_no_tensorflow(serving: Serving) -> None:
     serving.begin(2)
-    wait_for(lambda: serving.state.lease > 0, what="nobody judges")
+    wait_for(lambda: serving.state.lease > 0, what="no process judges")
     # The state's history names the process that took the lease.
     who = [event.who for event, _ in serving.rollouts.history() if event.what == "controller"]
     assert who[-1].endswith(f"/{serving.parent}")

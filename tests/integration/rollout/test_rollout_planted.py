@@ -102,5 +102,5 @@ def test_a_version_that_kills_its_worker_is_off_the_traffic_before_the_next_one_
     ended = asyncio.run(setting.roll_out(CRASH))
     assert ended.state.phase is Phase.ROLLED_BACK
     assert ended.state.rejected == (2,)
-    # What nobody answered until the next worker listened concerns both versions; it answered by the baseline.
+    # Requests that got no answer until the next worker listened concern both versions; the baseline answered.
     assert 0.0 < ended.to_last_s < 45.0

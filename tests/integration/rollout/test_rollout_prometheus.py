@@ -106,7 +106,7 @@ def test_what_is_no_number_is_no_answer(prometheus: str, query: str, why: str) -
         query_numbers(prometheus, query, timeout_s=10.0)
 
 
-def test_a_query_that_is_not_promql_is_refused_and_a_silent_prometheus_is_not_asked_twice(
+def test_a_query_that_is_not_promql_is_refused_and_a_silent_prometheus_is_not_queried_twice(
     prometheus: str,
 ) -> None:
     assert check_query(prometheus, "rate(up[1m])", gate="g", timeout_s=10.0) == ""

@@ -175,7 +175,7 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
 
     # A push only adds a candidate, which here fails for each tenth request.
     Repository(server.models).push(exported(tmp_path / "3", addend=3.0, fails_at=5.0), "m")
-    time.sleep(1.0)
+    time.sleep(1.0)  # several polls of the repository: the servers know version 3
     assert [server.ask(1.0) for _ in range(20)] == [2.0] * 20
     assert rollout(server.models, "start", "m", "3", "--canary", "20,100", *FAST) == 0
     before = len(server.answers)

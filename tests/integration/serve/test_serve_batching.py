@@ -193,7 +193,7 @@ def test_a_request_that_is_cancelled_leaves_the_queue_and_its_mates_stay(
     assert gate.sizes == [1, 1]
 
 
-def test_a_timeout_that_was_asked_for_waits_for_company_until_the_batch_is_full(
+def test_a_configured_timeout_waits_for_requests_until_the_batch_is_full(
     gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
     gate.closed = False
@@ -205,7 +205,7 @@ def test_a_timeout_that_was_asked_for_waits_for_company_until_the_batch_is_full(
     assert gate.sizes[0] == 2
 
 
-def test_a_batch_is_padded_to_an_allowed_size_and_nobody_sees_it(gate: Gate) -> None:
+def test_a_batch_is_padded_to_an_allowed_size_and_answers_have_no_padding(gate: Gate) -> None:
     gate.closed = False
     queue = queue_of(gate, max_batch_size=8, allowed_batch_sizes=(4, 8))
 
@@ -248,7 +248,7 @@ def test_many_threads_get_each_his_own(pool: ThreadPoolExecutor) -> None:
     assert (queue._running, len(queue._waiting)) == (0, 0)
 
 
-def test_a_model_pads_what_varies_only_when_asked(
+def test_a_model_pads_variable_lengths_only_if_configured(
     exported: dict[str, Path], pool: ThreadPoolExecutor
 ) -> None:
     """The sums of rows of other lengths, each padded by its first value where the flag is set."""
@@ -398,18 +398,18 @@ def test_requests_of_undeclared_shapes_run_alone_while_others_are_joined(
 
     monkeypatch.setattr(model, "run", slow)
     batcher = Batcher(model, BatchingConfig(), name="half", metrics=ServeMetrics())
-    asked = [np.full(shape, 2.0, np.float32) for shape in ((1, 1), (3,), (1,), (3,), (2, 2))]
+    odd_inputs = [np.full(shape, 2.0, np.float32) for shape in ((1, 1), (3,), (1,), (3,), (2, 2))]
 
-    found = [pool.submit(batcher.call, "serving_default", {"x": array}) for array in asked]
-    wait_for(lambda: len(shapes) == len(asked))
+    found = [pool.submit(batcher.call, "serving_default", {"x": array}) for array in odd_inputs]
+    wait_for(lambda: len(shapes) == len(odd_inputs))
     held.set()
     answers = [future.result(30)["y"] for future in found]
     both = np.full(3, 2.0, np.float32)
     assert batcher.call_at_once("serving_default", {"x": both}, (1, 2)) is None
     batcher.close()
 
-    assert sorted(shapes) == sorted(array.shape for array in asked)
-    for array, answer in zip(asked, answers, strict=True):
+    assert sorted(shapes) == sorted(array.shape for array in odd_inputs)
+    for array, answer in zip(odd_inputs, answers, strict=True):
         assert answer.tolist() == (array / 2 + 2).tolist()
 
 

@@ -124,7 +124,7 @@ def test_one_that_ends_with_a_piece_leaves_nothing_to_the_next_one(client: Clien
         assert client.read() == answer(number)
 
 
-def test_a_body_that_nobody_reads_is_passed_over(server: Server, client: Client) -> None:
+def test_an_unread_body_is_skipped(server: Server, client: Client) -> None:
     unread = request(1.0, size=LARGE, path="half:nothing").replace(b"/v1/models", b"/nowhere", 1)
     client.send(unread[:-100_000])
     assert client.read() == (404, b"")
@@ -157,7 +157,7 @@ def test_what_a_client_that_left_has_sent_is_given_back(server: Server) -> None:
 
 
 def test_an_offer_of_another_protocol_is_answered(server: Server, client: Client) -> None:
-    """The parser passes over the body of such a request; its head is cut so that nobody sees it whole."""
+    """The parser passes over the body of such a request; its head arrives in parts."""
     whole = request(1.0, size=LARGE, head=b"Connection: Upgrade\r\nUpgrade: x\r\n")
     client.send(whole, [40])
 
@@ -201,8 +201,8 @@ def test_a_length_that_is_wrong_or_too_large_is_refused(
     assert client.read()[0] == status
 
 
-def test_a_body_that_nobody_asks_for_is_read_no_further(server: Server) -> None:
-    """The answer waits for a thread, and no thread is free, so the body is not asked for yet."""
+def test_a_body_that_no_code_reads_stays_in_the_connection(server: Server) -> None:
+    """The answer waits for a thread, and no thread is free, so the body is not read yet."""
     free, threads = threading.Event(), server._app._threads
     waiting = [threads.submit(free.wait, 60) for _ in range(server._app.options.workers)]
     client = Client(server)
@@ -211,7 +211,7 @@ def test_a_body_that_nobody_asks_for_is_read_no_further(server: Server) -> None:
     try:
         client.send(head.encode())
         client.socket.settimeout(1)
-        with pytest.raises(TimeoutError):  # the kernel's buffers are full, nobody empties them
+        with pytest.raises(TimeoutError):  # the kernel's buffers are full, no code empties them
             client.socket.sendall(bytes(64 << 20))
     finally:
         free.set()
@@ -229,4 +229,4 @@ def test_a_body_is_not_trusted_beyond_its_length(client: Client) -> None:
     client.send(short + b'{"instances": [[9.0]]}\r\n\r\n')
 
     assert client.read() == answer(3.0)
-    assert client.socket.recv(1000) == b"", "closed: what came behind is no request"
+    assert client.socket.recv(1000) == b"", "closed: the bytes after it are not a request"

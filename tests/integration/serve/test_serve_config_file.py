@@ -310,7 +310,7 @@ def test_a_repository_is_not_reconfigured_by_a_request(server: Server, base: Pat
 def test_a_label_for_a_version_that_is_not_there_is_taken_at_the_start_and_by_a_reload_if_allowed(
     base: Path, ask_at: AskAt, served: Callable[..., Server], allowed: bool
 ) -> None:
-    """At the start nobody loses a label by it, and the version may come: the flag is for reloads."""
+    """At the start no client loses a label by it, and the version may appear later: the flag is for reloads."""
     latest = label("early", 9)
     server = served(listed(entry(base, more=latest)), allow_unavailable_labels=allowed)
     missing = "Servable not found for request: Specific(half, 9)"

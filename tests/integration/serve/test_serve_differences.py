@@ -177,7 +177,7 @@ def test_a_shape_that_the_graph_refuses_gets_tensorflows_words(ask: Ask, predict
         ("-1" + "0" * 39, float("-inf")),
         ("1e-400", 0.0),
         ("1e-40", float(np.float32(1e-40))),
-        ("4503599761588225", 4503599627370496.0),  # by way of float64: a tie, to the even one
+        ("4503599761588225", 4503599627370496.0),  # through float64: a tie, rounded to even
     ],
 )
 @pytest.mark.parametrize("padding", [0, 1 << 15])
@@ -215,20 +215,20 @@ def test_an_example_takes_a_number_beyond_64_bits_as_a_float(ask: Ask) -> None:
     assert np.float32(found) == np.float32(2.0**64)
 
 
-def test_outputs_that_are_not_there_or_asked_for_twice_are_refused(predict: Any) -> None:
+def test_outputs_that_are_missing_or_requested_twice_are_refused(predict: Any) -> None:
     fare, place = np.ones(1, np.float32), np.ones((1, 2), np.int64)
 
-    def asked(*outputs: str) -> tuple[str, str]:
+    def error_of(*outputs: str) -> tuple[str, str]:
         return refusal(lambda: predict("two", outputs=outputs, fare=fare, place=place))
 
-    assert asked("a") == (
+    assert error_of("a") == (
         "INVALID_ARGUMENT",
         (
             "output tensor alias not found in signature: a "
             "Outputs expected to be in the set {double,sum}."
         ),
     )
-    assert asked("sum", "sum") == ("INVALID_ARGUMENT", "duplicate output tensor alias: sum")
+    assert error_of("sum", "sum") == ("INVALID_ARGUMENT", "duplicate output tensor alias: sum")
 
 
 def test_inputs_that_are_missing_or_unknown_are_named(predict: Any) -> None:

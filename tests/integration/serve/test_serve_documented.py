@@ -1,4 +1,4 @@
-"""TensorFlow Serving's documented examples, asked as its page on REST asks them, answered to the byte.
+"""TensorFlow Serving's documented examples: the requests of its page on REST get the same bytes.
 
 Source: tensorflow/serving, `docs/api_rest.md`, "Example", and `docs/signature_defs.md`.
 """

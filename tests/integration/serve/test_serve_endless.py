@@ -145,8 +145,8 @@ def test_an_endless_call_gets_504_and_its_worker_is_replaced_while_other_models_
                 lambda: ask_port(port, "/v1/models/counts:predict", {"inputs": [5]}).status == 200,
                 what="the model does not answer again",
             )
-            asked = len(answers)
-            wait_for(lambda: len(answers) > asked, what="the other model does not answer")
+            before = len(answers)
+            wait_for(lambda: len(answers) > before, what="the other model does not answer")
             over.set()
             client.join(60)
             assert set(answers) == {(200, '{"outputs": [[3.0]]}')}
@@ -267,7 +267,7 @@ def test_a_client_waits_as_long_as_he_will_whatever_the_model_does(
     assert not runs.stuck
 
 
-def test_all_that_wait_for_a_stuck_run_are_told_and_no_more_are_taken(
+def test_all_requests_that_wait_for_a_stuck_run_get_an_error_and_new_ones_are_refused(
     batcher: Callable[..., tuple[Batcher, StuckCallWatchdog]], turns_a_s: float
 ) -> None:
     one, runs = batcher(max_run_s=0.3)
@@ -349,7 +349,7 @@ def test_a_worker_that_cannot_start_ends_the_server_with_its_own_code(tmp_path: 
 
 
 def test_a_port_of_another_server_is_not_shared_with_it(tmp_path: Path) -> None:
-    """Also where that one lets others in: it may be an older server of the same user."""
+    """Even if the other one shares the port: it may be an older server of the same user."""
     with socket.socket() as holder:
         holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
         holder.bind(("127.0.0.1", 0))

@@ -275,9 +275,9 @@ def test_a_client_that_asks_for_much_and_reads_nothing_is_cut_while_others_are_a
 
     assert first == b"H"
     assert took_s >= SEND_S, "a client that is slow for a moment is not cut"
-    told = int(found.split(b"content-length: ")[1].split(b"\r\n")[0])
-    assert told > LARGE_BYTES
-    assert len(found) < told
+    announced = int(found.split(b"content-length: ")[1].split(b"\r\n")[0])
+    assert announced > LARGE_BYTES
+    assert len(found) < announced
     assert by_rest(small, ask_at, 1.0) == 2.5
 
 
@@ -289,16 +289,16 @@ def test_a_client_that_reads_slowly_but_steadily_gets_all_of_a_large_answer(smal
     with socket.create_connection(("127.0.0.1", small.rest_port), timeout=60) as client:
         client.sendall(head % len(body) + body)
         found = client.recv(1 << 16)
-        told = len(found.split(b"\r\n\r\n")[0]) + 4
-        told += int(found.split(b"content-length: ")[1].split(b"\r\n")[0])
+        announced = len(found.split(b"\r\n\r\n")[0]) + 4
+        announced += int(found.split(b"content-length: ")[1].split(b"\r\n")[0])
         got = len(found)
         for step in range(1, steps + 1):
-            while got < told * step // steps:
+            while got < announced * step // steps:
                 piece = client.recv(1 << 20)
                 assert piece, f"it was cut in step {step}"
                 got += len(piece)
-            time.sleep(SEND_S / 10)
-    assert got == told
+            time.sleep(SEND_S / 10)  # a slow reader, faster than the server's limit
+    assert got == announced
 
 
 def test_a_client_that_reads_a_large_answer_gets_all_of_it(server: Server, ask_at: AskAt) -> None:

@@ -114,7 +114,7 @@ def test_a_compiled_model_that_looks_across_rows_is_found_out_without_another_si
     np.testing.assert_allclose(found, [-2, -1, 3])
 
 
-def test_sizes_are_given_on_a_gpu_and_where_they_are_asked_for_and_not_on_a_cpu() -> None:
+def test_sizes_are_given_on_a_gpu_and_if_configured_and_not_on_a_cpu() -> None:
     plain = BatchingConfig(max_batch_size=5)
 
     assert with_sizes(plain, "auto", compiled=False, gpu=False) == plain
@@ -195,7 +195,7 @@ def test_a_model_that_does_not_fit_at_all_is_not_served_and_its_status_says_why(
     assert "--per_process_gpu_memory_fraction" in servable.reason
 
 
-def test_a_session_is_told_the_limit_and_grows_up_to_it() -> None:
+def test_a_session_gets_the_limit_and_grows_up_to_it() -> None:
     """The order is TensorFlow's: the GPU settings of a process's first session apply to all."""
     config = session_config(gpu_memory_fraction=0.25)
 

@@ -1,4 +1,4 @@
-"""The gRPC interface, asked by TensorFlow Serving's own stubs."""
+"""The gRPC interface, called by TensorFlow Serving's own stubs."""
 
 from __future__ import annotations
 

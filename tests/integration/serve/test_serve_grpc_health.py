@@ -56,9 +56,9 @@ def test_the_health_of_all_is_listed(channel: grpc.Channel) -> None:
 
 def test_reflection_lists_the_services_and_cannot_take_all_threads(channel: grpc.Channel) -> None:
     stub = reflection_pb2_grpc.ServerReflectionStub(channel)
-    asked = reflection_pb2.ServerReflectionRequest(list_services="")
+    listing = reflection_pb2.ServerReflectionRequest(list_services="")
 
-    (answer,) = stub.ServerReflectionInfo(iter([asked]))
+    (answer,) = stub.ServerReflectionInfo(iter([listing]))
 
     listed = {service.name for service in answer.list_services_response.service}
     assert "tensorflow.serving.PredictionService" in listed
@@ -66,7 +66,7 @@ def test_reflection_lists_the_services_and_cannot_take_all_threads(channel: grpc
     never = threading.Event()
 
     def hold() -> Iterator[Any]:
-        yield asked
+        yield listing
         never.wait(30)
 
     streams = [stub.ServerReflectionInfo(hold()) for _ in range(12)]

@@ -275,7 +275,7 @@ ABUSES: dict[str, tuple[bytes, Error]] = {
 
 
 @pytest.mark.parametrize("abuse", ABUSES)
-def test_whoever_breaks_the_protocol_is_told_and_cut_and_others_notice_nothing(
+def test_a_client_that_breaks_the_protocol_gets_an_error_and_is_cut_off_and_others_notice_nothing(
     strict: Server, abuse: str
 ) -> None:
     wire, error = ABUSES[abuse]
@@ -378,10 +378,10 @@ def test_no_more_answers_are_made_than_are_read(
         return raw
 
     monkeypatch.setattr(ServerCall, "_serialized", counted)
-    asked = reflection_pb2.ServerReflectionRequest(
+    listing = reflection_pb2.ServerReflectionRequest(
         file_containing_symbol="tensorflow.serving.PredictionService"
     ).SerializeToString()
-    question = b"\x00" + len(asked).to_bytes(4, "big") + asked
+    question = b"\x00" + len(listing).to_bytes(4, "big") + listing
     path = "/grpc.reflection.v1alpha.ServerReflection/ServerReflectionInfo"
     fields = [(":path", path) if name == ":path" else (name, value) for name, value in CALL]
     questions = 300
@@ -474,10 +474,10 @@ def test_what_a_few_bytes_stand_for_is_not_made_in_the_loop(
 
 def test_a_stream_that_is_reset_leaves_nothing_behind(patient: Server) -> None:
     watch = [*CALL[:2], (":path", "/grpc.health.v1.Health/Watch"), *CALL[3:]]
-    nobody = b"\x00\x00\x00\x00\x00"
+    empty = b"\x00\x00\x00\x00\x00"
     with talk(patient.grpc_port) as client:
         for number in range(1, 301, 2):
-            client.say(head(number, fields=watch), data(number, nobody))
+            client.say(head(number, fields=watch), data(number, empty))
             assert client.until(frames.DATA) is not None
             client.say(data(number, b"after its end"))
         client.say(head(301), data(301, message([[1.0]])))
@@ -666,12 +666,12 @@ def test_at_the_end_calls_are_answered_and_watchers_are_let_go(base: Path) -> No
             client.say(data(1, b""), data(3, message([[3.0]])))
             answers = client.answers(2)
         assert {n: values(raw) for n, (_, raw) in answers.items()} == {1: [2.5], 3: [3.5]}
-        told: list[int] = []
+        statuses: list[int] = []
         with pytest.raises(grpc.RpcError) as caught:
-            told.extend(answer.status for answer in watch)
+            statuses.extend(answer.status for answer in watch)
     stopping.join()
     assert caught.value.code() is grpc.StatusCode.UNAVAILABLE
-    assert set(told) == {health_pb2.HealthCheckResponse.NOT_SERVING}
+    assert set(statuses) == {health_pb2.HealthCheckResponse.NOT_SERVING}
     assert time.monotonic() - began_s < server.config.drain_s
 
 

@@ -28,13 +28,13 @@ PATH = "/v1/models/half_plus_two:predict"
 
 
 @pytest.fixture
-def beside(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+def off_lane(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """The requests that did not go through the lane, of a server whose models are known to be quick."""
-    asked: list[Any] = []
+    slow: list[Any] = []
     plain = server.plane.predict
 
     def counted(request: Any) -> Any:
-        asked.append(request)
+        slow.append(request)
         return plain(request)
 
     monkeypatch.setattr(server.plane, "predict", counted)
@@ -43,7 +43,7 @@ def beside(server: Server, monkeypatch: pytest.MonkeyPatch) -> list[Any]:
             queue = model._queues["serving_default"]
             monkeypatch.setattr(queue, "_usual_s", QUICK_S / 10)
             monkeypatch.setattr(queue, "_took", lambda _s: None)  # whatever else this machine does
-    return asked
+    return slow
 
 
 def post(path: str, body: bytes, *headers: str) -> bytes:
@@ -65,13 +65,13 @@ def answers(stream: Any, count: int) -> list[tuple[int, dict[str, str], bytes]]:
 
 
 def test_what_is_plain_is_answered_without_a_thread(
-    server: Server, ask: Callable[..., Any], beside: list[Any]
+    server: Server, ask: Callable[..., Any], off_lane: list[Any]
 ) -> None:
     answer = ask(PATH, {"instances": [1.0, 2.0, 5.0]})
     assert (answer.status, answer.body) == (200, '{"predictions": [2.5, 3.0, 4.5]}')
     assert answer.headers["content-type"] == "application/json"
     assert ask(PATH, {"instances": [[1.0]], "signature_name": "serving_default"}).status == 200
-    assert beside == []
+    assert off_lane == []
 
 
 @pytest.mark.parametrize(
@@ -89,9 +89,9 @@ def test_what_is_plain_is_answered_without_a_thread(
     ],
 )
 def test_what_is_not_goes_the_way_of_all_others(
-    server: Server, ask: Callable[..., Any], beside: list[Any], body: Any, status: int
+    server: Server, ask: Callable[..., Any], off_lane: list[Any], body: Any, status: int
 ) -> None:
-    """Word for word as where there is no lane."""
+    """Word for word as without the inline path."""
     answer = ask(PATH, body)
     assert answer.status == status
     with pytest.MonkeyPatch.context() as patch:
@@ -99,8 +99,8 @@ def test_what_is_not_goes_the_way_of_all_others(
         assert ask(PATH, body).body == answer.body
 
 
-def test_each_of_many_connections_gets_its_own_rows(server: Server, beside: list[Any]) -> None:
-    """One of them is wrong: it fails alone, and the model that refuses it breaks nobody's answer."""
+def test_each_of_many_connections_gets_its_own_rows(server: Server, off_lane: list[Any]) -> None:
+    """One of them is wrong: it fails alone, and the other answers are right."""
     counted = server.plane.metrics.request_count.total()
     with ExitStack() as stack:
         opened = [
@@ -108,7 +108,7 @@ def test_each_of_many_connections_gets_its_own_rows(server: Server, beside: list
             for _ in range(40)
         ]
         for wrong in (7, 7, 7, None):
-            went_beside = len(beside)
+            went_off_lane = len(off_lane)
             for number, client in enumerate(opened):
                 rows = [[float(number + k), 1.0] for k in range(1 + number % 3)]
                 if number == wrong:
@@ -125,12 +125,12 @@ def test_each_of_many_connections_gets_its_own_rows(server: Server, beside: list
                 wanted = [3.0 * (number + k) for k in range(1 + number % 3)]
                 assert json.loads(body) == {"predictions": wanted}
     assert server.plane.metrics.request_count.total() == counted + 4 * 40
-    # Beside a wrong one all may have come in its turn of the loop, and so have left the lane.
-    assert len(beside) == went_beside, "the lane left some that are right to the threads"
+    # All may have come in the same turn of the loop as the wrong one, and so have left the inline path.
+    assert len(off_lane) == went_off_lane, "the lane left some that are right to the threads"
 
 
 def test_more_than_one_run_takes_is_several_runs_and_none_needs_a_thread(
-    server: Server, beside: list[Any]
+    server: Server, off_lane: list[Any]
 ) -> None:
     most = server.plane.most_rows(ModelSpec(name="half_plus_two"))
     assert 0 < most < 150
@@ -149,11 +149,11 @@ def test_more_than_one_run_takes_is_several_runs_and_none_needs_a_thread(
             for number, stream in enumerate(streams):
                 ((status, _, body),) = answers(stream, 1)
                 assert (status, json.loads(body)) == (200, {"predictions": [[number / 2 + 2]]})
-    assert beside == []
+    assert off_lane == []
 
 
 def test_requests_behind_each_other_are_answered_in_their_order(
-    server: Server, beside: list[Any]
+    server: Server, off_lane: list[Any]
 ) -> None:
     """Also where what came first is slower, and where one of them ends the connection."""
     some = [post(PATH, json.dumps({"instances": [float(n)]}).encode()) for n in range(4)]
@@ -173,7 +173,7 @@ def test_requests_behind_each_other_are_answered_in_their_order(
 
 
 def test_a_body_in_parts_and_one_that_asks_before_it_comes_are_waited_for(
-    server: Server, beside: list[Any]
+    server: Server, off_lane: list[Any]
 ) -> None:
     body = b'{"instances": [4.0]}'
     whole = post(PATH, body)
@@ -195,7 +195,7 @@ def test_a_body_in_parts_and_one_that_asks_before_it_comes_are_waited_for(
                 assert answers(stream, 1)[0][0] == 200
 
 
-def test_an_offer_of_another_protocol_is_passed_over(server: Server, beside: list[Any]) -> None:
+def test_an_offer_of_another_protocol_is_passed_over(server: Server, off_lane: list[Any]) -> None:
     """Java's client makes it with its first request; known or not, the body is read."""
     offer = ("Connection: Upgrade, HTTP2-Settings", "Upgrade: h2c", "HTTP2-Settings: AAEAAEAAAAIAA")
     body = b'{"instances": [1.0]}'
@@ -213,8 +213,8 @@ def test_an_offer_of_another_protocol_is_passed_over(server: Server, beside: lis
             assert (status, json.loads(found)) == (200, {"predictions": [2.5]})
 
 
-def test_a_long_answer_is_compressed_where_that_is_asked_for(
-    server: Server, beside: list[Any]
+def test_a_long_answer_is_compressed_if_the_client_accepts_it(
+    server: Server, off_lane: list[Any]
 ) -> None:
     rows = [n + 0.123 for n in range(128)]
     body = json.dumps({"instances": rows}).encode()
@@ -228,7 +228,7 @@ def test_a_long_answer_is_compressed_where_that_is_asked_for(
     assert len(json.loads(plain)["predictions"]) == 128
 
 
-def test_clients_that_hang_up_hold_nobody_up(server: Server, beside: list[Any]) -> None:
+def test_clients_that_hang_up_delay_no_other(server: Server, off_lane: list[Any]) -> None:
     body = b'{"instances": [1.0]}'
     for _ in range(30):
         with socket.create_connection(("127.0.0.1", server.rest_port)) as client:
@@ -240,22 +240,22 @@ def test_clients_that_hang_up_hold_nobody_up(server: Server, beside: list[Any]) 
 
 
 def test_a_connection_is_closed_when_it_asks_nothing_and_not_before(
-    server: Server, beside: list[Any], monkeypatch: pytest.MonkeyPatch
+    server: Server, off_lane: list[Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     idle_s = 2.0
     assert server._rest.config.timeout_keep_alive > 60  # balancers close theirs after 60 s
     monkeypatch.setattr(server._rest.config, "timeout_keep_alive", idle_s)
-    asked = post(PATH, b'{"instances": [1.0]}')
+    request = post(PATH, b'{"instances": [1.0]}')
     with socket.create_connection(("127.0.0.1", server.rest_port), timeout=10) as client:
         stream, began_s = client.makefile("rb"), time.monotonic()
         while time.monotonic() - began_s < 2 * idle_s:  # a clock from the first answer has run out
-            client.sendall(asked)
+            client.sendall(request)
             assert answers(stream, 1)[0][0] == 200
             time.sleep(idle_s / 8)  # a client that thinks between its questions
         last_s = time.monotonic()
         assert stream.read(1) == b""
         assert time.monotonic() - last_s > idle_s / 2
-    assert beside == []
+    assert off_lane == []
 
 
 def test_a_version_that_is_swapped_loses_and_mixes_nothing(
@@ -336,7 +336,7 @@ def rows_of(*values: float) -> Request:
 
 def test_a_model_that_is_slow_that_loops_or_that_waits_for_company_is_not_waited_for() -> None:
     def run(inputs: Any) -> Any:
-        time.sleep(seconds)
+        time.sleep(seconds)  # the model's time
         return {"y": inputs[0] * 2}
 
     def queue(*, may_not_end: bool = False, **limits: Any) -> Queue:
@@ -392,7 +392,7 @@ def test_an_output_that_lost_its_rows_later_is_left_to_each_and_counted_there() 
 
 
 def test_a_head_that_came_before_is_no_more_than_its_own_request(
-    server: Server, beside: list[Any]
+    server: Server, off_lane: list[Any]
 ) -> None:
     """Byte for byte the same head: with another body, in parts, with more behind it, without its end."""
     protocol: Any = server._rest.config.http_protocol_class
@@ -422,17 +422,17 @@ def test_a_head_that_came_before_is_no_more_than_its_own_request(
             assert said(two[:40], two[40:] + one, two, count=3) == [3.5, 2.5, 3.5]
             client.sendall(longer)
             assert answers(stream, 1)[0][0] == 200
-            assert stream.read() == b"", "what is behind it is no request"
+            assert stream.read() == b"", "the bytes after it are not a request"
 
 
-def test_heads_that_are_known_are_counted(server: Server, beside: list[Any]) -> None:
+def test_heads_that_are_known_are_counted(server: Server, off_lane: list[Any]) -> None:
     def counted() -> dict[str, float]:
         lines = server.plane.metrics.exposition().splitlines()
         of_heads = [line for line in lines if line.startswith("stoker_head_cache{")]
         return {line.split('"')[1]: float(line.split()[-1]) for line in of_heads}
 
     before = counted()
-    asked = post(PATH, b'{"instances": [1.0]}').replace(
+    request = post(PATH, b'{"instances": [1.0]}').replace(
         b"\r\n", b"\r\nX-Never-Sent-Before: 1\r\n", 1
     )
     with (
@@ -440,7 +440,7 @@ def test_heads_that_are_known_are_counted(server: Server, beside: list[Any]) -> 
         client.makefile("rb") as stream,
     ):
         for _ in range(4):
-            client.sendall(asked)
+            client.sendall(request)
             assert answers(stream, 1)[0][0] == 200
 
     after = counted()
@@ -468,7 +468,7 @@ def test_only_so_many_heads_are_kept_and_no_long_one() -> None:
     assert heads.find(b"POST /more\r\n\r\nab") is None, "there was more behind its body"
 
 
-def test_a_key_is_asked_for_each_time_also_where_the_head_is_known(
+def test_a_key_is_checked_in_each_request_even_if_the_head_is_cached(
     exported: dict[str, Path], tmp_path: Path
 ) -> None:
     repository = Repository(tmp_path / "models")

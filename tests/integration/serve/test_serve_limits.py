@@ -197,7 +197,7 @@ def test_gzip_goes_both_ways_and_a_bomb_goes_nowhere(strict: Server) -> None:
     assert ask(b"")[0] == 400
 
 
-def test_too_many_requests_under_way_are_told_to_come_again(base: Path, ask_at: AskAt) -> None:
+def test_too_many_requests_under_way_are_refused_for_now(base: Path, ask_at: AskAt) -> None:
     with running(base, max_in_flight=2) as server:
         head = HEAD + b"Content-Length: 9\r\n\r\n"
         with contextlib.ExitStack() as stack:
@@ -296,10 +296,10 @@ def test_only_a_known_key_is_let_in_and_only_an_admin_reloads(
             assert denied == "PERMISSION_DENIED"
             reload(request, metadata=(("x-api-key", KEYS["admin"]),), timeout=20)
             health = health_pb2_grpc.HealthStub(channel)
-            asked = health_pb2.HealthCheckRequest()
+            probe = health_pb2.HealthCheckRequest()
             serving = health_pb2.HealthCheckResponse.SERVING
-            assert health.Check(asked, timeout=20).status == serving
-            assert next(health.Watch(asked, timeout=20)).status == serving
+            assert health.Check(probe, timeout=20).status == serving
+            assert next(health.Watch(probe, timeout=20)).status == serving
             names = health_pb2.HealthListRequest()
             assert code_of(lambda: health.List(names, timeout=20)) == "UNAUTHENTICATED"
             assert "half" in health.List(names, metadata=reader, timeout=20).statuses
@@ -616,7 +616,7 @@ def test_a_versions_own_requests_run_before_any_other_and_a_bad_one_ends_it(
 
 
 def test_a_server_under_attack_answers_others(strict: Server, ask_at: AskAt) -> None:
-    """Half requests, cut bodies and nonsense from several threads, good requests beside them."""
+    """Half requests, cut bodies and nonsense from several threads, and good requests at the same time."""
     ended = threading.Event()
     parts = [
         b"GET / HT",

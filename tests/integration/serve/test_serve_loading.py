@@ -20,7 +20,7 @@ from stoker.serve.servables import servable
 from stoker.serve.servables.servable import LoadOptions, Servable, State
 
 
-def test_what_is_loaded_beside_a_version_that_serves_stands_back(
+def test_a_load_next_to_a_version_that_serves_has_low_priority(
     exported: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[tuple[int, bool]] = []

@@ -1,4 +1,4 @@
-"""What is written beside the requests: a line each, and a sample of them that warms the next version."""
+"""The access log, and the log of sampled requests that warms up the next version."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def lines_of(folder: Path, count: int) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_a_line_says_who_asked_what_and_how_it_ended_but_no_body_and_no_key(
+def test_a_line_names_caller_request_and_result_but_no_body_and_no_key(
     logging: tuple[Server, Path], ask_at: Callable[..., Any]
 ) -> None:
     server, folder = logging
@@ -108,15 +108,15 @@ def test_a_line_says_who_asked_what_and_how_it_ended_but_no_body_and_no_key(
     assert ask_at(port, "/v1/models/half:predict", good).status == 401
     channel = grpc.insecure_channel(f"127.0.0.1:{server.grpc_port}")
     stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-    asked = predict_pb2.PredictRequest()
-    asked.model_spec.name = "half"
-    asked.inputs["x"].CopyFrom(tf.make_tensor_proto([[4.0]]))
-    answer = stub.Predict(asked, metadata=[("x-api-key", KEY), ("x-request-id", "mine-2")])
-    asked.model_spec.name = "none\n"
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = "half"
+    request.inputs["x"].CopyFrom(tf.make_tensor_proto([[4.0]]))
+    answer = stub.Predict(request, metadata=[("x-api-key", KEY), ("x-request-id", "mine-2")])
+    request.model_spec.name = "none\n"
     with pytest.raises(grpc.RpcError):
-        stub.Predict(asked, metadata=[("x-api-key", KEY)])
+        stub.Predict(request, metadata=[("x-api-key", KEY)])
     with pytest.raises(grpc.RpcError):
-        stub.Predict(asked)
+        stub.Predict(request)
     channel.close()
 
     lines = lines_of(folder, 6)
@@ -153,7 +153,7 @@ def test_a_line_says_who_asked_what_and_how_it_ended_but_no_body_and_no_key(
     assert "77.25" not in text
 
 
-def test_a_log_that_was_moved_away_is_begun_anew(
+def test_a_log_that_was_moved_away_is_created_again(
     logging: tuple[Server, Path], ask_at: Callable[..., Any]
 ) -> None:
     server, folder = logging
@@ -260,7 +260,7 @@ def answered(prefix: Path, array: Any, *, rate: float = 1.0) -> Answered:
 @pytest.mark.parametrize(
     ("rate", "least", "most"), [(0.0, 0, 0), (0.25, 150, 350), (0.75, 650, 850), (1.0, 1000, 1000)]
 )
-def test_the_share_of_the_requests_that_was_asked_for_is_logged(
+def test_the_configured_share_of_the_requests_is_logged(
     tmp_path: Path, rate: float, least: int, most: int
 ) -> None:
     """Of 1,000 requests; the bounds are seven standard deviations away."""

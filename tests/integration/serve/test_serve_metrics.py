@@ -104,7 +104,7 @@ def of(**labels: str) -> frozenset[tuple[str, str]]:
 def ask_all(server: Server, channel: grpc.Channel, ask_at: AskAt) -> None:
     """One request of each kind."""
     port = server.rest_port
-    asked = [
+    requests = [
         ("half:predict", {"instances": [[1.0], [2.0]]}, 200),
         ("judge:classify", {"examples": [{"x": 1.0}, {"x": 2.0}]}, 200),
         ("judge:regress", {"signature_name": "regress", "examples": [{"x": 1.0}]}, 200),
@@ -114,7 +114,7 @@ def ask_all(server: Server, channel: grpc.Channel, ask_at: AskAt) -> None:
         ("half", None, 200),
         ("", None, 400),
     ]
-    for path, body, status in asked:
+    for path, body, status in requests:
         method = "GET" if body is None else "POST"
         assert ask_at(port, f"/v1/models/{path}", body, method=method).status == status
     tensor = {"name": "x", "datatype": "FP32", "shape": [1, 1], "data": [1.0]}
@@ -162,7 +162,7 @@ LATENCIES = [
 """Model, API, entrypoint and how many requests."""
 
 RUNS = [("half", "Predict", 4), ("judge", "Classify", 2), ("judge", "Regress", 2)]
-"""Model, API and how many runs; beside those of MultiInference, one a task."""
+"""Model, API and number of runs, without those of MultiInference, which are one a task."""
 
 
 def test_one_request_of_each_kind_has_every_name_and_label(
@@ -281,10 +281,10 @@ def test_latencies_lie_in_tensorflow_servings_buckets(
 def test_our_own_metrics_are_true_of_this_process(
     served: Server, channel: grpc.Channel, ask_at: AskAt
 ) -> None:
-    asked = {
+    names = {
         line.split("{")[0] for line in exposition(served, ask_at).splitlines() if "half" in line
     }
-    assert asked == {"stoker_model_loaded"}, "a model without requests has no other series"
+    assert names == {"stoker_model_loaded"}, "a model without requests has no other series"
 
     ask_all(served, channel, ask_at)
 
@@ -306,7 +306,7 @@ def test_our_own_metrics_are_true_of_this_process(
     assert found["stoker_workers_replaced", of(reason="stuck")] == 1
 
 
-def test_a_machine_without_a_gpu_is_asked_once_and_has_no_such_metric(
+def test_a_machine_without_a_gpu_is_queried_once_and_has_no_such_metric(
     served: Server, ask_at: AskAt, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     looks: list[Gpus] = []

@@ -46,7 +46,7 @@ def theirs_and_ours(block: str) -> tuple[list[str], list[str]]:
 
 @pytest.fixture
 def srv(exported: dict[str, Path], tmp_path: Path) -> Path:
-    """What stands in /srv on the page: two versions of the model, and the three files."""
+    """The content of /srv on the page: two versions of the model, and the three files."""
     repository = Repository(tmp_path / "models")
     for name in ("half_plus_two", "half_plus_three"):
         repository.push(exported[name], "half")
@@ -77,12 +77,12 @@ def running(flags: list[str], folder: Path) -> Iterator[Running]:
     """The command until it said that it serves; ended by SIGTERM, which must leave 0 behind."""
     ports = dict(zip(("--rest_api_port", "--port"), free_ports(), strict=True))
     others = [f for f in flags if f.partition("=")[0] not in ports]
-    asked = [f.replace("=/srv", f"={folder}") for f in others]
-    asked += [f"{name}={port}" for name, port in ports.items()]
+    arguments = [f.replace("=/srv", f"={folder}") for f in others]
+    arguments += [f"{name}={port}" for name, port in ports.items()]
     log = folder / "log"
     with log.open("wb") as written:
         process = subprocess.Popen(
-            [sys.executable, "-m", "stoker", "serve", *asked], stdout=written, stderr=written
+            [sys.executable, "-m", "stoker", "serve", *arguments], stdout=written, stderr=written
         )
     try:
         give_up_s = time.monotonic() + LONG_S
@@ -141,7 +141,7 @@ def test_the_first_command_serves_one_model_by_both_protocols(
 def test_the_second_command_reads_its_files_and_takes_up_a_change_of_the_models(
     srv: Path, ask_at: Callable[..., Any]
 ) -> None:
-    """It looks every 60 s, as the page has it; here every second, so that nobody waits for it."""
+    """It looks every 60 s, as on the page; here every second, to save time."""
     _, flags = theirs_and_ours(blocks_of("move-from-tensorflow-serving.md")[1])
     poll = "--model_config_file_poll_wait_seconds"
     assert f"{poll}=60" in flags

@@ -105,7 +105,7 @@ def test_no_mutant_of_a_grpc_message_is_the_servers_fault(server: Server) -> Non
         assert list(stub.Predict(predict).outputs["y"].float_val) == [2.5, 3.0]
 
     assert [text for text in said if "Traceback" in text or "bug" in text] == []
-    # gRPC itself answers INTERNAL to bytes that are no message, before any of our code.
+    # gRPC itself answers INTERNAL to bytes that are not a message, before any of our code.
     ours = {code for code, _ in codes if code != "INTERNAL"}
     assert ours <= {"INVALID_ARGUMENT", "NOT_FOUND", "UNIMPLEMENTED", "FAILED_PRECONDITION"}
     assert ("UNIMPLEMENTED", "Nonsense") in codes

@@ -58,7 +58,7 @@ def tied(path: Path) -> Path:
 
 
 def looked_up(path: Path) -> Path:
-    """A table from a file of the model's own, which an initialiser reads."""
+    """A table from a file of the model's own, which an initializer reads."""
     words = path.parent / "words.txt"
     words.write_text("cash\ncard\n")
     rows = tf.lookup.TextFileInitializer(
@@ -86,9 +86,9 @@ def values_for(spec: TensorSpec) -> np.ndarray[Any, Any]:
 def answers(model: LoadedModel) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, signature in model.signatures.items():
-        asked = {key: values_for(spec) for key, spec in signature.inputs.items()}
+        values = {key: values_for(spec) for key, spec in signature.inputs.items()}
         try:
-            found[name] = model.call(name, asked)
+            found[name] = model.call(name, values)
         except UserError as error:  # no image, and no Example
             found[name] = {"refused": np.array(error.rule)}
     return found
@@ -217,8 +217,8 @@ def test_what_only_tensorflow_knows_how_to_restore_comes_in_one_piece(tmp_path: 
     checked = check_model(path)
     (path / "saved_model.pb").write_bytes(b"another by now")
     model = load_checked(path, checked)
-    asked = {"x": np.ones(1, np.float32)}
-    assert model.call("serving_default", asked)["y"].tolist() == [3.0]
+    values = {"x": np.ones(1, np.float32)}
+    assert model.call("serving_default", values)["y"].tolist() == [3.0]
     model.close()
 
 

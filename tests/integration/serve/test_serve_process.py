@@ -73,14 +73,14 @@ def test_sigterm_turns_readiness_off_answers_what_is_under_way_and_exits_0(
     head = "POST /v1/models/renamed:predict HTTP/1.1\r\nHost: x\r\nContent-Length:"
     with socket.create_connection(("127.0.0.1", port), timeout=30) as slow:
         slow.sendall(f"{head} {len(body)}\r\n\r\n".encode() + body[:5])
-        time.sleep(0.2)
+        time.sleep(0.2)  # the server has read the first part of the body
         process.send_signal(signal.SIGTERM)
         give_up_s = time.monotonic() + 30
         while (during := ask_at(port, "/readyz")).status != 503:
-            assert time.monotonic() < give_up_s, "it was asked to end"
+            assert time.monotonic() < give_up_s, "it got a signal to end"
             time.sleep(0.02)  # a signal on its way
         assert during.headers.get("connection") == "close"
-        time.sleep(1.0)
+        time.sleep(1.0)  # the server waits for the rest, and does not cut it off
         slow.sendall(body[5:])
         with slow.makefile("rb") as whole:
             answer = whole.read()
@@ -186,7 +186,7 @@ def test_workers_share_the_ports_are_replaced_and_end_without_a_lost_request(
 
             client = threading.Thread(target=load)
             client.start()
-            time.sleep(0.2)
+            time.sleep(0.2)  # the load runs when the signal comes
             running.send_signal(signal.SIGTERM)
             client.join(timeout=30)
             assert running.wait(timeout=60) == 0

@@ -105,8 +105,8 @@ def refused_by(server: Server) -> tuple[str, str] | None:
     try:
         profile(server, 1)
     except grpc.RpcError as error:
-        told: Any = error
-        return told.code().name, told.details()
+        rpc_error: Any = error
+        return rpc_error.code().name, rpc_error.details()
     return None
 
 
@@ -205,7 +205,7 @@ def test_with_keys_only_an_admin_traces_and_the_end_of_the_server_ends_a_trace(
         admin = "an-admin-of-the-model"
         thread = threading.Thread(target=lambda: found.append(profile(server, 20_000, key=admin)))
         thread.start()
-        time.sleep(0.3)
+        time.sleep(0.3)  # the profile runs when the server is closed
         began_s = time.monotonic()
     thread.join(20)
 

@@ -92,7 +92,7 @@ def test_a_version_that_cannot_be_loaded_says_why_and_not_where(
     assert str(folder) in caplog.text
 
 
-def test_no_client_is_told_where_a_damaged_version_lies(
+def test_no_client_learns_where_a_damaged_version_lies(
     exported: dict[str, Path], tmp_path: Path, ask_at: Callable[..., Any]
 ) -> None:
     base = tmp_path / "half"

@@ -42,13 +42,13 @@ def channel(server: Server) -> Iterator[grpc.Channel]:
         yield opened
 
 
-def answers(channel: grpc.Channel, service: str, *asked: Any) -> Sequence[Any]:
+def answers(channel: grpc.Channel, service: str, *requests: Any) -> Sequence[Any]:
     call = channel.stream_stream(
         f"/{service}/ServerReflectionInfo",
         request_serializer=reflection_pb2.ServerReflectionRequest.SerializeToString,
         response_deserializer=reflection_pb2.ServerReflectionResponse.FromString,
     )
-    return list(call(iter(asked), timeout=20))
+    return list(call(iter(requests), timeout=20))
 
 
 def asking(**what: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The REST interface, asked over real sockets."""
+"""The REST interface over real sockets."""
 
 from __future__ import annotations
 
@@ -321,7 +321,7 @@ def test_a_chunked_body_over_the_limit_is_refused(server: Server) -> None:
     assert answer.startswith(b"HTTP/1.1 413")
 
 
-def test_a_client_that_leaves_in_mid_body_disturbs_nobody(server: Server, ask: Ask) -> None:
+def test_a_client_that_leaves_in_mid_body_disturbs_no_other(server: Server, ask: Ask) -> None:
     for _ in range(20):
         with socket.create_connection(("127.0.0.1", server.rest_port), timeout=10) as client:
             client.sendall(

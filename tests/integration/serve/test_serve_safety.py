@@ -180,7 +180,7 @@ def hidden_in_restore(saved: saved_model_pb2.SavedModel) -> None:
     saved.meta_graphs[0].saver_def.restore_op_name = node.name
 
 
-def hidden_in_initialiser(saved: saved_model_pb2.SavedModel) -> None:
+def hidden_in_initializer(saved: saved_model_pb2.SavedModel) -> None:
     saved.meta_graphs[0].graph_def.node.add(name="evil", op="ReadFile")
     saved.meta_graphs[0].graph_def.node.add(name="calm", op="NoOp", input=["^evil"])
     found = saved.meta_graphs[0].collection_def["legacy_init_op"]
@@ -197,7 +197,7 @@ def restores_elsewhere(saved: saved_model_pb2.SavedModel) -> None:
         (outside, "etc/passwd"),
         (absolute, "etc/passwd"),
         (hidden_in_restore, "WriteFile"),
-        (hidden_in_initialiser, "ReadFile"),
+        (hidden_in_initializer, "ReadFile"),
         (restores_elsewhere, "not its own"),
     ],
 )

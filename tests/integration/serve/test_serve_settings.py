@@ -46,14 +46,14 @@ def rows_run(metrics: ServeMetrics) -> tuple[float, float]:
 
 
 @pytest.mark.parametrize(
-    ("asked", "most", "run"),
+    ("per_model", "most", "run"),
     [(True, 8, (4.0, 1.0)), (False, 128, (3.0, 0.0))],
 )
-def test_a_versions_own_parameters_are_used_where_they_are_asked_for(
-    version: Path, asked: bool, most: int, run: tuple[float, float]
+def test_a_versions_own_parameters_are_used_if_configured(
+    version: Path, per_model: bool, most: int, run: tuple[float, float]
 ) -> None:
     metrics = ServeMetrics()
-    servable = Servable(1, version, LoadOptions(per_model_batching=asked, metrics=metrics))
+    servable = Servable(1, version, LoadOptions(per_model_batching=per_model, metrics=metrics))
     assert servable.load()
     try:
         with servable.use() as model:
@@ -62,8 +62,8 @@ def test_a_versions_own_parameters_are_used_where_they_are_asked_for(
             answer = model.call("serving_default", {"x": np.array([[0.0], [2.0], [4.0]], "f")})
             assert answer["y"][:, 0].tolist() == [2.0, 3.0, 4.0]
             assert rows_run(metrics) == run
-            assert (model._config == BatchingConfig()) is not asked
-            if asked:
+            assert (model._config == BatchingConfig()) is not per_model
+            if per_model:
                 assert model._config == BatchingConfig(
                     max_batch_size=8,
                     allowed_batch_sizes=(4, 8),
@@ -89,7 +89,7 @@ def test_wrong_parameters_of_a_version_end_it_only_where_they_are_read(
     passed_over.unload()
 
 
-def test_the_graph_of_a_saved_model_is_the_one_with_the_tags_that_are_asked_for(
+def test_the_graph_of_a_saved_model_is_the_one_with_the_requested_tags(
     exported: dict[str, Path], tmp_path: Path
 ) -> None:
     shutil.copytree(exported["half_plus_two"], tmp_path / "1")
@@ -105,12 +105,12 @@ def test_the_graph_of_a_saved_model_is_the_one_with_the_tags_that_are_asked_for(
     other_one = Servable(1, tmp_path / "1", LoadOptions(saved_model_tags=("serve", "tpu")))
     assert not other_one.load()
     assert "'serve,tpu'" in other_one.reason
-    asked = Servable(1, tmp_path / "1", LoadOptions(saved_model_tags=("gpu", "serve")))
-    assert asked.load(), asked.reason
-    asked.unload()
+    tagged = Servable(1, tmp_path / "1", LoadOptions(saved_model_tags=("gpu", "serve")))
+    assert tagged.load(), tagged.reason
+    tagged.unload()
 
 
-def test_mixed_precision_is_asked_of_tensorflow_and_no_other_than_bfloat16(version: Path) -> None:
+def test_mixed_precision_is_requested_of_tensorflow_and_only_in_bfloat16(version: Path) -> None:
     config = ServeConfig(models={"half": version.parent})
     rewrites = {
         wanted: _session_config(

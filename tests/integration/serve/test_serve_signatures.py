@@ -1,4 +1,4 @@
-"""Models of several signatures and of several inputs: each asked by name, each number its own."""
+"""Models of several signatures and inputs, called by name."""
 
 from __future__ import annotations
 
@@ -127,9 +127,7 @@ def asking(model: str, signature: str = "", **inputs: Any) -> predict_pb2.Predic
         ("/labels/new", "2"),
     ],
 )
-def test_metadata_is_of_the_version_or_label_that_is_asked(
-    ask: Ask, where: str, version: str
-) -> None:
+def test_metadata_is_of_the_requested_version_or_label(ask: Ask, where: str, version: str) -> None:
     answer = ask(f"{BOTH}{where}/metadata")
 
     assert answer.status == 200
@@ -195,7 +193,7 @@ def test_each_signature_gives_its_own_numbers_by_grpc(stub: Any) -> None:
         assert answer.model_spec.signature_name == (signature or "serving_default")
 
 
-def test_signatures_that_are_asked_at_once_are_not_joined_with_each_other(
+def test_simultaneous_requests_to_different_signatures_are_not_joined(
     served: Server, ask_at: Ask
 ) -> None:
     def one(number: int) -> Any:
@@ -234,7 +232,7 @@ def test_inputs_in_columns_may_be_of_different_lengths(ask: Ask, stub: Any) -> N
     assert {name: tf.make_ndarray(by_grpc[name]).tolist() for name in expected} == expected
 
 
-def test_columns_of_different_lengths_leave_the_requests_beside_them_whole(
+def test_columns_of_different_lengths_leave_the_requests_in_the_same_batch_intact(
     served: Server, ask_at: Ask
 ) -> None:
     def one(number: int) -> Any:

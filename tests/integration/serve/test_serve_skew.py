@@ -166,11 +166,11 @@ def test_what_requests_leave_out_is_found_and_requests_without_rows_are_refused(
     analysis: Path,
 ) -> None:
     rows = rides(400, seed=2)
-    asked = [{"fare": np.array([row["fare"]], np.float32)} for row in rows]
-    for one, row in list(zip(asked, rows, strict=True))[::2]:
+    rows_sent = [{"fare": np.array([row["fare"]], np.float32)} for row in rows]
+    for one, row in list(zip(rows_sent, rows, strict=True))[::2]:
         one["kind"] = np.array([row["kind"]])
 
-    found = compare([*asked, {"fare": np.zeros((0, 1))}], analysis)
+    found = compare([*rows_sent, {"fare": np.zeros((0, 1))}], analysis)
 
     assert (found.rows, found.compared) == (400, ("fare", "kind"))
     assert [(one.column, one.kind) for one in found.anomalies] == [("kind", "missing")]

@@ -67,7 +67,7 @@ class Client(threading.Thread):
         self.failure = ""
 
     def run(self) -> None:
-        """Ask, and hold every answer against its question."""
+        """Send requests, and compare each answer with its request."""
         for count in itertools.count():
             if self._over.is_set() or self.failure:
                 return

@@ -46,12 +46,12 @@ def traceparent(*, sampled: bool, span: str = PARENT) -> str:
 
 
 def predict_by_grpc(port: int, model: str, **metadata: str) -> Any:
-    asked = predict_pb2.PredictRequest()
-    asked.model_spec.name = model
-    asked.inputs["x"].CopyFrom(tf.make_tensor_proto([[4.0], [6.0]]))
+    request = predict_pb2.PredictRequest()
+    request.model_spec.name = model
+    request.inputs["x"].CopyFrom(tf.make_tensor_proto([[4.0], [6.0]]))
     with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
-        return stub.Predict(asked, metadata=list(metadata.items()), timeout=60)
+        return stub.Predict(request, metadata=list(metadata.items()), timeout=60)
 
 
 def serve(base: Path, *flags: str, **env: str) -> subprocess.Popen[str]:
@@ -196,7 +196,7 @@ def test_a_request_goes_on_with_its_clients_trace(served: Served) -> None:
     assert model.end_time_unix_nano > model.start_time_unix_nano
 
 
-def test_a_request_of_a_trace_that_nobody_samples_has_no_span(served: Served) -> None:
+def test_a_request_of_an_unsampled_trace_has_no_span(served: Served) -> None:
     assert [s for s in served.spans if s.parent_span_id.hex() == "1" * 16] == []
     assert len([s for s in served.spans if s.trace_id.hex() == TRACE]) == 3 + 3
 
@@ -269,10 +269,10 @@ def config(base: Path, **more: Any) -> ServeConfig:
     )
 
 
-def test_nobody_waits_for_a_receiver_that_does_not_answer(
+def test_no_request_waits_for_a_receiver_that_does_not_answer(
     base: Path, ask_at: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """Its connections are taken, and never answered; the access log stands beside it."""
+    """Its connections are taken, and never answered; the access log is written meanwhile."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint)
@@ -293,7 +293,7 @@ def test_nobody_waits_for_a_receiver_that_does_not_answer(
     assert (tmp_path / "log").read_text().count("\n") == 20
 
 
-def test_spans_go_by_grpc_where_that_is_asked_for_and_none_where_the_sampler_says_so(
+def test_spans_go_by_grpc_if_configured_and_not_at_all_if_the_sampler_says_so(
     base: Path, ask_at: Callable[..., Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     collector = Collector()
@@ -306,8 +306,8 @@ def test_spans_go_by_grpc_where_that_is_asked_for_and_none_where_the_sampler_say
         server.start()
         try:
             assert server.wait_until_ready(60)
-            asked = ask_at(server.rest_port, "/v2/models/half")
-            assert asked.status == 200
+            answer = ask_at(server.rest_port, "/v2/models/half")
+            assert answer.status == 200
         finally:
             server.stop()
         counts.append(len(collector.requests))

@@ -82,7 +82,7 @@ def test_tritons_client_is_answered(said: dict[str, dict[str, Any]], client: str
         ["1"],
         [["fare", "FP32", [-1]], ["place", "INT64", [-1, 2]]],
     ]
-    for name in ("half", "version", "signature", "priority", "beside", "gzip"):
+    for name in ("half", "version", "signature", "priority", "mixed", "gzip"):
         assert found[name] == HALVES, name
     assert found["empty"] == [0, 1]
     assert found["several"] == [HALVES] * 20

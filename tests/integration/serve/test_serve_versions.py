@@ -403,10 +403,10 @@ def test_versions_change_under_load_without_a_lost_or_mixed_answer(
     clients = [threading.Thread(target=load) for _ in range(3)]
     for client in clients:
         client.start()
-    time.sleep(0.2)
+    time.sleep(0.2)  # the load runs before the push
     repository.push(exported["half_plus_three"], "half")
     wait_for(lambda: states(empty_server.models.get("half")).get(1) is State.END)
-    time.sleep(0.2)
+    time.sleep(0.2)  # and after version 1 has ended
     ended.set()
     for client in clients:
         client.join()

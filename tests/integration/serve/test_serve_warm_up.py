@@ -1,4 +1,4 @@
-"""Requests that warm a version, laid beside it after it was pushed."""
+"""Requests that warm up a version, added to its folder after the push."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def write_requests(version: Path, *xs: float) -> Path:
     return path
 
 
-def test_a_pushed_version_takes_requests_that_were_laid_beside_it_later(
+def test_a_pushed_version_takes_requests_that_were_added_next_to_it_later(
     exported: dict[str, Path], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     repository = Repository(tmp_path)

@@ -2,7 +2,7 @@
 
     python triton_client.py REST_PORT GRPC_PORT
 
-Prints a JSON object for each of its clients: what was asked -> what came, or `HttpError: TEXT`.
+Prints a JSON object for each of its clients: call -> answer, or `HttpError: TEXT`.
 """
 
 from __future__ import annotations
@@ -97,7 +97,7 @@ def described(client: Client) -> Any:
     return [found["platform"], found["versions"], inputs]
 
 
-def beside(client: Client) -> Any:
+def mixed(client: Client) -> Any:
     """A request that its client does not wait for."""
     inputs = [client.tensor("x", X)]
     if client.is_http:
@@ -115,9 +115,9 @@ def beside(client: Client) -> Any:
 
 
 def questions(client: Client) -> dict[str, Callable[[], Any]]:
-    """What is asked of each of the two."""
+    """The calls of each of the two clients."""
     infer, own = client.client.infer, client.client
-    asked: dict[str, Callable[[], Any]] = {
+    calls: dict[str, Callable[[], Any]] = {
         "live": own.is_server_live,
         "ready": own.is_server_ready,
         "model ready": lambda: own.is_model_ready("two", "1"),
@@ -129,7 +129,7 @@ def questions(client: Client) -> dict[str, Callable[[], Any]]:
         "signature": lambda: client.half(parameters={"signature_name": "serving_default"}),
         "priority": lambda: client.half(priority=1, timeout=5_000_000),
         "echo": lambda: echoed(client, binary=True),
-        "beside": lambda: beside(client),
+        "mixed": lambda: mixed(client),
         "empty": lambda: list(
             infer("half_plus_two", [client.tensor("x", X[:0])]).as_numpy("y").shape
         ),
@@ -140,16 +140,16 @@ def questions(client: Client) -> dict[str, Callable[[], Any]]:
         "sequence": lambda: client.half(sequence_id=3, sequence_start=True),
     }
     if client.is_http:
-        asked["echo in JSON"] = lambda: echoed(client, binary=False)
+        calls["echo in JSON"] = lambda: echoed(client, binary=False)
         for coding in ("gzip", "deflate"):
-            asked[coding] = partial(
+            calls[coding] = partial(
                 client.half,
                 request_compression_algorithm=coding,
                 response_compression_algorithm=coding,
             )
     else:
-        asked["gzip"] = lambda: client.half(compression_algorithm="gzip")
-    return asked
+        calls["gzip"] = lambda: client.half(compression_algorithm="gzip")
+    return calls
 
 
 def answers(client: Client) -> dict[str, Any]:

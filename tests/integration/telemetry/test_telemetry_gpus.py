@@ -323,10 +323,10 @@ with sampling(uuids={"GPU-b"}) as sampler:
 
 def test_slow_fields_are_read_seldom(machine: Machine) -> None:
     printed = machine.run("""\
-asked = []
+looked_at = []
 def owner_of(pid, held):
     from stoker.telemetry.gpu.readings import GpuProcess
-    asked.append(pid)
+    looked_at.append(pid)
     return GpuProcess(pid=pid, memory_bytes=held, run="flowers/1", model="")
 with sampling(slow_s=600.0, owners=owner_of) as sampler:
     first = sampler.readings()
@@ -334,7 +334,7 @@ with sampling(slow_s=600.0, owners=owner_of) as sampler:
     until(lambda: sampler.age_s() is not None and len(sampler.readings()) == 2)
     time.sleep(0.2)
     assert 'run="flowers/1"' in text()
-print(len(asked))
+print(len(looked_at))
 """)
 
     assert printed == "1\n"

@@ -88,7 +88,7 @@ def test_an_open_loop_counts_those_whom_a_stall_kept_waiting() -> None:
 
     def stall(number: int) -> bytes:
         if number == 20:
-            time.sleep(0.6)
+            time.sleep(0.6)  # the stall
         return OK
 
     with answering(stall) as port:

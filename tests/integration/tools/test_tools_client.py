@@ -152,7 +152,7 @@ def test_a_refusal_has_the_servers_status_and_words(served: Any) -> None:
 
 
 @pytest.mark.parametrize(("client", "scheme"), [(RestClient, "http"), (GrpcClient, "grpc")])
-def test_a_port_where_nobody_listens_is_said_as_such(client: Any, scheme: str) -> None:
+def test_a_port_without_a_server_is_reported_as_such(client: Any, scheme: str) -> None:
     # Bound and not listening: the kernel refuses.
     import socket
 
@@ -229,7 +229,7 @@ def odd() -> Iterator[tuple[str, list[dict[str, str]]]]:
     server.daemon_threads = True
     thread = threading.Thread(target=server.serve_forever)
     thread.start()
-    yield f"127.0.0.1:{server.server_address[1]}", handler.seen  # type: ignore[attr-defined]
+    yield f"127.0.0.1:{server.server_address[1]}", handler.seen  # type: ignore[attr-defined]  # an attribute that the stubs do not know
     server.shutdown()
     server.server_close()
     thread.join()
@@ -318,7 +318,7 @@ def secure(certificate: tuple[Path, Path]) -> Iterator[str]:
     handler = type("Secure", (_Odd,), {"seen": []})
     server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
-    server.handle_error = lambda *_: None  # type: ignore[method-assign]
+    server.handle_error = lambda *_: None  # type: ignore[method-assign]  # replaced for this test
     server.socket = context.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever)
     thread.start()

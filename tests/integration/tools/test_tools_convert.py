@@ -1,4 +1,4 @@
-"""Conversions of real models, asked in their own form, and refused where they would not be the same."""
+"""Conversions of real models answer as the model does; one that would not is refused."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_what_a_form_has_no_word_for_is_named(
     ("form", "shape", "value"),
     [
         *((form, [], np.float32(3.0)) for form in LITERT),  # a model without rows
-        # As TensorFlow Serving's own example is asked: the last axis is left out.
+        # As in TensorFlow Serving's own example, the request has no last axis.
         ("litert", [None, 1], np.array([1, 2], np.float32)),
         pytest.param("onnx", [], np.float32(3.0), marks=pytest.mark.soak),
         pytest.param("onnx", [None, 1], np.array([1, 2], np.float32), marks=pytest.mark.soak),

@@ -32,12 +32,12 @@ from stoker.serve.config import ServeConfig
 
 ROOT = Path(__file__).parents[3]
 VERSIONS = ("1.29", "1.33", "1.37")
-"""Kubernetes releases whose schemas are asked."""
+"""Kubernetes releases whose schemas are checked."""
 
 SERVERS = ("stoker", "tensorflow-serving")
 TARGETS = ("compose", "kubernetes", "kserve")
 KSERVE_ONLY = {"minReplicas", "maxReplicas", "scaleMetric", "scaleTarget", "timeout"}
-"""What KServe's predictor has beside a pod's fields. Source: KServe, ComponentExtensionSpec."""
+"""The fields of KServe's predictor besides those of a pod. Source: KServe, ComponentExtensionSpec."""
 
 
 @pytest.fixture(scope="module")
@@ -251,7 +251,7 @@ def test_our_server_takes_the_flags_and_answers_the_probes(
         "--model_base_path=/models/half_plus": f"--model_base_path={out / 'models' / 'half_plus'}",
     }
     assert set(here) <= set(container["args"])
-    # The address itself is not listened on here, so what the server says of it is asked beforehand.
+    # The address itself is not listened on here, so the server's message on it is produced first.
     ServeConfig(
         models={"half_plus": out / "models" / "half_plus"},
         host="0.0.0.0",

@@ -15,7 +15,7 @@ from stoker.train.context import utilization
 
 @pytest.fixture(scope="module", autouse=True)
 def brief_ceiling() -> Iterator[None]:
-    """How busy the device was is no matter here; to measure it takes a second of every training."""
+    """Utilization does not matter here, and to measure it takes a second of every training."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(utilization, "CEILING_S", 0.02)
         yield

@@ -49,21 +49,21 @@ class ReplicaNumber(layers.Layer):  # type: ignore[misc]  # Keras has no types
         return x * (1.0 + keras.ops.cast(number, "float32"))
 
 
-class ReplicaCount(layers.Layer):  # type: ignore[misc]
+class ReplicaCount(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Depends on how many replicas there are."""
 
     def call(self, x: Any) -> Any:
         return x / tf.distribute.get_strategy().num_replicas_in_sync
 
 
-class WithStrategy(layers.Layer):  # type: ignore[misc]
+class WithStrategy(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Depends on whether there are several replicas."""
 
     def call(self, x: Any) -> Any:
         return x * 2.0 if tf.distribute.has_strategy() else x
 
 
-class ReplicaMean(layers.Layer):  # type: ignore[misc]
+class ReplicaMean(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Waits for the other replicas."""
 
     def call(self, x: Any) -> Any:
@@ -71,14 +71,14 @@ class ReplicaMean(layers.Layer):  # type: ignore[misc]
         return x - context.all_reduce(tf.distribute.ReduceOp.MEAN, tf.reduce_mean(x))
 
 
-class StatefulNoise(layers.Layer):  # type: ignore[misc]
+class StatefulNoise(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Draws from TensorFlow's own generator, which no checkpoint holds."""
 
     def call(self, x: Any) -> Any:
         return x + tf.random.normal(tf.shape(x))
 
 
-class Unknown(layers.Layer):  # type: ignore[misc]
+class Unknown(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Writes to a variable that Keras does not know."""
 
     def build(self, shape: Any) -> None:
@@ -89,7 +89,7 @@ class Unknown(layers.Layer):  # type: ignore[misc]
         return x * (1.0 + 0.0 * self.hidden[0])
 
 
-class Largest(keras.metrics.Metric):  # type: ignore[misc]
+class Largest(keras.metrics.Metric):  # type: ignore[misc]  # Keras has no types
     """No sum."""
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class Largest(keras.metrics.Metric):  # type: ignore[misc]
         return self.seen
 
 
-class Kept(layers.Layer):  # type: ignore[misc]
+class Kept(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Keeps which units of its first row were not dropped: each 0 or 1, and so a mean over virtual workers."""
 
     def build(self, shape: Any) -> None:
@@ -129,7 +129,7 @@ def masks(features: dict[str, Any]) -> keras.Model:
 def own_step(features: dict[str, Any]) -> keras.Model:
     """`train_step` overridden."""
 
-    class Own(keras.Model):  # type: ignore[misc]
+    class Own(keras.Model):  # type: ignore[misc]  # Keras has no types
         def train_step(self, data: Any) -> Any:
             return super().train_step(data)
 

@@ -15,7 +15,7 @@ ROWS, BATCH, CLASSES, TOKENS = {"train": 44, "eval": 20}, 8, 4, 7
 Arrays = dict[str, NDArray[Any]]
 
 
-class Penalty(layers.Layer):  # type: ignore[misc]
+class Penalty(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Adds a loss of its own to the model's."""
 
     def call(self, x: Any) -> Any:
@@ -23,14 +23,14 @@ class Penalty(layers.Layer):  # type: ignore[misc]
         return x
 
 
-class Weighted(keras.Model):  # type: ignore[misc]
+class Weighted(keras.Model):  # type: ignore[misc]  # Keras has no types
     """Overrides `compute_loss`."""
 
     def compute_loss(self, *args: Any, **options: Any) -> Any:
         return 0.5 * super().compute_loss(*args, **options)
 
 
-class OwnStep(keras.Model):  # type: ignore[misc]
+class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
     """The custom `train_step` of Keras's guide."""
 
     def train_step(self, data: Any) -> dict[str, Any]:

@@ -30,7 +30,7 @@ WIDTH = 128
 KINDS = ("remat", "plain")
 
 
-class Block(layers.Layer):  # type: ignore[misc]
+class Block(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Holds all that a second run could spoil: BatchNorm, Dropout, a loss of its own."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -156,7 +156,7 @@ def devices() -> dict[str, Any]:
 
 
 def bad_on_two() -> dict[str, Any]:
-    """The first bad values of a model that is mirrored, asked for outside of any replica."""
+    """The first bad values of a mirrored model, read outside of any replica."""
     with tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"]).scope():
         keras.utils.set_random_seed(0)
         inputs = keras.Input((4,))
@@ -170,7 +170,7 @@ def bad_on_two() -> dict[str, Any]:
     return {"place": found.place, "name": found.name} if found else {}
 
 
-class OnHost(layers.Layer):  # type: ignore[misc]
+class OnHost(layers.Layer):  # type: ignore[misc]  # Keras has no types
     def call(self, x: Any) -> Any:
         with tf.device("/CPU:0"):
             return ops.sin(x)
@@ -184,7 +184,7 @@ def placed(inner: layers.Layer) -> str | None:
     @tf.function
     def run(x: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
         total = tf.constant(0.0)
-        for _ in tf.range(steps):  # type: ignore[attr-defined]
+        for _ in tf.range(steps):  # type: ignore[attr-defined]  # AutoGraph iterates over the tensor
             with tf.device("/CPU:1"):
                 total += tf.reduce_sum(model(x, training=True))
         return total
@@ -196,7 +196,7 @@ def placed(inner: layers.Layer) -> str | None:
 
 
 def too_late() -> str:
-    # There is no GPU here, and what it refuses is the same for every device.
+    # This machine has no GPU, and the refusal is the same for every device.
     cpus = tf.config.list_physical_devices("CPU")
     try:
         _before_tensorflow_begins(tf.config.set_visible_devices, [], "CPU")
@@ -209,7 +209,7 @@ def too_late() -> str:
 def out_of_memory(*, xla: bool, rows: int, room_mb: int) -> dict[str, Any]:
     """Under a limit on address space, the step is halved until it fits, as the loop does.
 
-    What `room_mb` leaves beside whole tensors is for all else: where that gets none, C++ ends the
+    `room_mb` must leave room for more than the tensors: if other allocations fail, C++ ends the
     process.
     """
     weights = tf.Variable(tf.random.stateless_normal((4, 8192), seed=(1, 2)))

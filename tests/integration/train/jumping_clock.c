@@ -1,7 +1,7 @@
 /* Preloaded: the time of day jumps between today and yesterday, five times a second.
 
-   Never to tomorrow: the kernel's own clock stays, and whoever waits until a moment of tomorrow
-   would wait a day, which a clock that is really set does not do to him. */
+   Never to tomorrow: the kernel's own clock stays, and a thread that waits until a moment of tomorrow
+   would wait a day, which it would not if the clock were really set. */
 
 #define _GNU_SOURCE
 #include <stddef.h>

@@ -22,7 +22,7 @@ X = np.random.default_rng(0).normal(size=(ROWS, 3)).astype("float32")
 Y = X.sum(axis=1, keepdims=True)
 
 
-class OwnStep(keras.Model):  # type: ignore[misc]
+class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
     """The custom `train_step` of Keras's guide."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -50,11 +50,11 @@ def by_replica(variable: Any) -> list[Any]:
 def run_steps(step: Any, batches: tf.data.Dataset[Any], steps: int) -> Any:
     step_input = StepInput(iterator=iter(batches), ahead=True)
     step_input.take_first()
-    asked = step_input.iterator, tf.constant(steps, tf.int64), tf.constant(True)
+    arguments = step_input.iterator, tf.constant(steps, tf.int64), tf.constant(True)
     run = make_multi_step(step, rows_per_step=None).get_concrete_function(
-        *asked, step_input.left_spec
+        *arguments, step_input.left_spec
     )
-    return run(*asked, step_input.left)
+    return run(*arguments, step_input.left)
 
 
 def own_step(strategy: tf.distribute.Strategy) -> dict[str, Any]:
@@ -145,13 +145,13 @@ def callbacks(strategy: tf.distribute.Strategy) -> dict[str, Any]:
             keras.callbacks.EarlyStopping("loss", patience=1, restore_best_weights=True),
         ]
 
-    told = Callbacks(model, listed(), steps=1, epochs=3)
-    told.on_train_begin()
-    told.on_epoch_begin(0)
+    hooks = Callbacks(model, listed(), steps=1, epochs=3)
+    hooks.on_train_begin()
+    hooks.on_epoch_begin(0)
     seen["rate"] = by_replica(model.optimizer.learning_rate)
     seen["after"] = by_replica(model.weights[0])
-    told.on_epoch_end(0, {"loss": 1.0})
-    facts, arrays = told.state()
+    hooks.on_epoch_end(0, {"loss": 1.0})
+    facts, arrays = hooks.state()
 
     resumed = Callbacks(model, listed(), steps=1, epochs=3)
     resumed.set_state(json.loads(json.dumps(facts)), arrays)

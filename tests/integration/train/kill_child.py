@@ -78,10 +78,10 @@ def main() -> None:
     import ibis.backends.duckdb  # noqa: F401 - what every child needs
 
     import stoker.app.training.stage
-    import stoker.data.features.analysis.analyze  # noqa: F401
+    import stoker.data.features.analysis.analyze  # noqa: F401 - as above
     from stoker.train.context import utilization
 
-    # How busy the device was is no matter here; to measure it takes a second of every training.
+    # Utilization does not matter here, and to measure it takes a second of every training.
     utilization.CEILING_S = 0.02
 
     library_versions()

@@ -1,6 +1,6 @@
 """A process of its own, in which memory that is not there is refused at once.
 
-Prints one JSON: what the runs of a model that takes too much memory did, and what they were told.
+Prints one JSON: results and errors of the runs of a model that takes too much memory.
 oneDNN's allocator would wait 10 s for each tensor that does not fit; TF_ENABLE_ONEDNN_OPTS=0, set
 before TensorFlow is imported, leaves it out.
 """

@@ -62,7 +62,7 @@ SILENCE_S = 600.0
 
 
 class Roles:
-    """The processes beside the chief."""
+    """The processes other than the chief."""
 
     def __init__(self, cluster: tuple[ClusterSpec, ...]) -> None:
         self._specs = {spec.name: spec for spec in cluster if spec.job != "chief"}
@@ -106,7 +106,7 @@ class Roles:
 
 
 def constant(features: dict[str, Any]) -> keras.Model:
-    """One weight, whose gradient is 1 at every step, beside a moving average of twos."""
+    """One weight, whose gradient is 1 at every step, and a moving average of twos."""
     return weighed(features, keras.optimizers.SGD(LR))
 
 
@@ -275,19 +275,19 @@ def gone_on(scene: Scene) -> dict[str, Any]:
     return {"first": first, "again": again, "over": over}
 
 
-def asked_to_end(scene: Scene) -> dict[str, Any]:
+def stopped_by_signal(scene: Scene) -> dict[str, Any]:
     def tell(progress: Progress) -> None:
         scene.preemption.requested = True
 
-    first, _ = scene.fit("asked", momentum, epochs=2, tell=tell)
+    first, _ = scene.fit("stopped", momentum, epochs=2, tell=tell)
     scene.preemption.requested = False
-    again, _ = scene.fit("asked", momentum, epochs=2)
+    again, _ = scene.fit("stopped", momentum, epochs=2)
     return {"first": first, "again": again}
 
 
 def not_finite(scene: Scene) -> dict[str, Any]:
     answer, _ = scene.fit("not_finite", diverging, batch_size=7, epochs=5)
-    # What is left under way fails for want of its queue, and the next run with it.
+    # Calls still under way fail because their queue is gone, and make the next run fail.
     return answer | {"left_under_way": not scene.connection.coordinator.done()}
 
 
@@ -297,16 +297,16 @@ def half_precision(scene: Scene) -> dict[str, Any]:
 
 
 def refused(scene: Scene) -> dict[str, Any]:
-    class EveryBatch(keras.callbacks.Callback):  # type: ignore[misc]
+    class EveryBatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
             raise RuntimeError("never called")
 
-    asked: list[dict[str, Any]] = [
+    refusals: list[dict[str, Any]] = [
         {"deterministic": True},
         {"xla": True},
         {"callbacks": [EveryBatch()]},
     ]
-    return {str(each): scene.fit("refused", constant, **each)[0]["error"] for each in asked}
+    return {str(each): scene.fit("refused", constant, **each)[0]["error"] for each in refusals}
 
 
 def back(scene: Scene) -> dict[str, Any]:
@@ -387,13 +387,13 @@ def stopped(scene: Scene) -> dict[str, Any]:
     logging.getLogger("stoker.train.parameter_server").addHandler(handler)
 
     def go_on() -> None:
-        # The other worker may have steps to do before nobody answers; then it stays so for a while.
+        # The other worker may have steps to do before no worker answers; then that lasts a while.
         spoken.wait(SILENCE_S)
-        time.sleep(2.0)
+        time.sleep(2.0)  # the silence goes on after it was reported
         scene.roles.send("worker 0", signal.SIGCONT)
 
     def tell(progress: Progress) -> None:
-        # Before the first validation, for which nothing new may have to be told to the workers.
+        # Before the first validation, for which the workers may not need a new function.
         if progress.step == PER_EPOCH and not begun.is_set():
             begun.set()
             scene.roles.send("worker 0", signal.SIGSTOP)
@@ -415,7 +415,16 @@ def server_gone(scene: Scene) -> dict[str, Any]:
 
 
 SCENARIOS = (
-    *(counted, counted_long, learned, gone_on, asked_to_end, not_finite, half_precision, refused),
+    *(
+        counted,
+        counted_long,
+        learned,
+        gone_on,
+        stopped_by_signal,
+        not_finite,
+        half_precision,
+        refused,
+    ),
     *(stopped, sent_twice, back, stays, server_gone),
 )
 

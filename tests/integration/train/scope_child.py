@@ -37,7 +37,7 @@ def build(features: dict[str, Any]) -> keras.Model:
 def main() -> None:
     """Train both on two replicas."""
     data, transform = load_dataset(Path(sys.argv[1])), load_transform(Path(sys.argv[2]))
-    # How busy the device was is no matter here.
+    # Utilization does not matter here.
     utilization.CEILING_S = 0.02
     distribution = make_distribution("mirrored", replicas=2)
     for place in ("outside", "inside"):

@@ -1,4 +1,4 @@
-"""The smallest things to train: a table of two numbers, one device, nobody who watches."""
+"""The smallest things to train: a table of two numbers, one device, no observers."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def on_one_device(**changes: Any) -> ResolvedTraining:
 
 
 def unwatched(checkpoints: Path, **changes: Any) -> RunContext:
-    """Enough memory to keep all, nobody told of anything, with what a test wants otherwise."""
+    """Enough memory to keep everything, no listeners; a test overrides the rest."""
     plain: dict[str, Any] = {
         "memory_bytes": 1 << 34,
         "checkpoints": checkpoints,

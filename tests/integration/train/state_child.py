@@ -24,7 +24,7 @@ BATCH = 6
 Arrays = Mapping[str, np.ndarray]
 
 
-class Noise(keras.layers.Layer):  # type: ignore[misc]
+class Noise(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Draws without a seed, so from Keras's own generator."""
 
     def call(self, inputs: Any) -> Any:

@@ -2,7 +2,7 @@
 
 Usage: strategy_scenarios.py DATASET TRANSFORM OUT, scenarios as JSON on stdin: a list of
 {"replicas": 2, "model": "plain", "settings": {...}, "ends_after": [4]}, the steps after which it is
-asked to end, and gone on with; OUT gets the weights of each as npz and a JSON.
+stopped by a signal, and resumed; OUT gets the weights of each as npz and a JSON.
 """
 
 from __future__ import annotations
@@ -106,7 +106,7 @@ def dropped(features: dict[str, Any]) -> keras.Model:
 def own_loss(features: dict[str, Any]) -> keras.Model:
     """`compute_loss` overridden: a mean that Keras does not divide by the number of replicas."""
 
-    class Own(keras.Model):  # type: ignore[misc]
+    class Own(keras.Model):  # type: ignore[misc]  # Keras has no types
         def compute_loss(
             self, x: Any, y: Any, y_pred: Any, sample_weight: Any = None, training: bool = True
         ) -> Any:
@@ -124,7 +124,7 @@ MODELS = {f.__name__: f for f in (plain, embedded, normed, synced, dropped, own_
 
 @functools.cache
 def spread(name: StrategyName, replicas: int) -> Distribution:
-    """A process has one strategy: the keys of its collectives begin anew with each."""
+    """A process has one strategy: the keys of its collectives start again with each."""
     return make_distribution(name, replicas=replicas)
 
 
@@ -148,7 +148,7 @@ def train(scenario: dict[str, Any], data: Any, transform: Any, out: Path) -> dic
         why={},
     )
     found_apart: set[str] = set()
-    # Nobody here has a TPU: its way is walked by the replicas of a mirrored strategy.
+    # No TPU is available: the replicas of a mirrored strategy run its code path.
     distribution = spread("mirrored" if on_tpu else resolved.strategy, replicas)
     if on_tpu:
         distribution = replace(distribution, name="tpu")
@@ -208,7 +208,7 @@ def apart(built: BuiltModel, distribution: Distribution) -> set[str]:
 
 @contextmanager
 def raises_preempted(*, after: int) -> Iterator[None]:
-    """The run ends where it was asked to."""
+    """The run ends at the step of the request."""
     try:
         yield
     except Preempted as ended:
@@ -222,7 +222,7 @@ def main() -> None:
     """Run every scenario of stdin in this one process."""
     data, transform = load_dataset(Path(sys.argv[1])), load_transform(Path(sys.argv[2]))
     out, results = Path(sys.argv[3]), []
-    # How busy the device was is no matter here.
+    # Utilization does not matter here.
     utilization.CEILING_S = 0.02
     # Keras asks for collections of garbage, of which what was imported is none.
     gc.freeze()

@@ -1,4 +1,4 @@
-"""Speed that is lost without a word is told of by the run that loses it; a clean run says nothing."""
+"""A run reports speed that it loses silently otherwise; a clean run reports nothing."""
 
 from __future__ import annotations
 
@@ -150,7 +150,7 @@ def in_python(features: dict[str, Any]) -> keras.Model:
     return compiled(features, layers.Dense(1, activation="sigmoid")(x))
 
 
-def beside_xla(features: dict[str, Any]) -> keras.Model:
+def outside_xla(features: dict[str, Any]) -> keras.Model:
     x = layers.Dense(8, activation="tanh")(joined(features))
     outputs = layers.Dense(1, activation="sigmoid")(x)
     return compiled(features, outputs, metrics=[ByProduct()])
@@ -173,7 +173,7 @@ def ends_in_16_bits(features: dict[str, Any]) -> keras.Model:
     [
         (printing, {}, ("waits for the host", "PrintV2 in", "printing")),
         (in_python, {}, ("waits for the host", "EagerPyFunc in", "in_python")),
-        (beside_xla, {"xla": True}, ("train.xla is on", "is compiled by it: not")),
+        (outside_xla, {"xla": True}, ("train.xla is on", "is compiled by it: not")),
         (
             of_30_units,
             {"precision": "mixed_bfloat16"},
@@ -224,7 +224,7 @@ def test_a_run_under_a_keras_distribution_is_refused(
         keras.distribution.set_distribution(None)
 
 
-def test_a_step_that_is_traced_for_every_shape_is_told_of_once(
+def test_a_step_that_is_traced_for_every_shape_is_reported_once(
     transform: Transform, tmp_path: Path
 ) -> None:
     """Of the run's own step it cannot come to that: its input has one signature."""

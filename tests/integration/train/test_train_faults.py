@@ -34,7 +34,7 @@ ROWS = {
     ),
     "29, 30: SIGTERM, twice, SIGINT, SIGHUP, at the start, in a checkpoint, in validation": (
         "integration/train/test_train_preempted.py",
-        "test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was",
+        "test_a_run_that_is_stopped_again_and_again_ends_as_an_undisturbed_one",
     ),
     "31: the disk is full at a checkpoint": (
         "unit/train/test_train_checkpoint_writer.py",
@@ -90,7 +90,7 @@ ROWS = {
     ),
     "39: no orphan is left": (
         "integration/cluster/test_cluster_launch.py",
-        "test_nobody_is_left_when_the_launcher_is_killed",
+        "test_no_worker_is_left_when_the_launcher_is_killed",
     ),
     "40: the kernel kills for memory": (
         "integration/cluster/test_cluster_launch.py",
@@ -126,15 +126,15 @@ ROWS = {
     ),
     "46: a callback raises": (
         "integration/train/test_train_keras_callbacks.py",
-        "test_a_callback_that_raises_is_told_with_the_users_line",
+        "test_the_error_of_a_callback_names_the_users_line",
     ),
     "46: a generator raises, or ends early, in the middle of training": (
         "integration/app/test_app_own_dataset.py",
         "test_a_generator_that_fails_in_a_later_pass_is_named_and_nothing_is_lost",
     ),
-    "47: nobody reads stdout, the log's disk is full, LANG=C": (
+    "47: stdout has no reader, the log's disk is full, LANG=C": (
         "integration/app/test_app_output.py",
-        "test_nobody_reads_the_logs_disk_is_full_and_training_goes_on",
+        "test_training_goes_on_without_a_reader_and_with_a_full_disk_of_logs",
     ),
     "48: a limit of open files": (
         "integration/cluster/test_cluster_launch.py",
@@ -160,7 +160,7 @@ ROWS = {
         "unit/evaluate/test_evaluate_gates.py",
         "test_a_slice_under_min_rows_fails_however_good_it_looks",
     ),
-    "50: there is no baseline yet": (
+    "50: no baseline yet": (
         "unit/evaluate/test_evaluate_gates.py",
         "test_without_a_baseline_max_drop_says_so_and_only_the_other_limits_speak",
     ),

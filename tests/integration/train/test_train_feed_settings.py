@@ -114,28 +114,28 @@ def pipeline(data: Data, config: FeedConfig, *, augment: AugmentConfig | None = 
         return shuffled
 
 
-def test_as_many_threads_and_batches_are_at_work_as_are_asked_for(
+def test_the_configured_number_of_threads_and_batches_is_at_work(
     dataset: Dataset, transform: Transform, photographs: Data
 ) -> None:
     table = dataset, transform
-    asked, plainly = (
+    configured, plainly = (
         pipeline(table, FeedConfig(threads=7, prefetch=3)),
         pipeline(table, FeedConfig()),
     )
-    assert set_to(asked, "ParallelMapDataset", -1)[-1] == 7
-    assert set_to(asked, "PrefetchDataset", 1)[-1] == 3
+    assert set_to(configured, "ParallelMapDataset", -1)[-1] == 7
+    assert set_to(configured, "PrefetchDataset", 1)[-1] == 3
     assert set_to(plainly, "PrefetchDataset", 1)[-1] == 1, "a table's calls"
 
-    asked = pipeline(photographs, FeedConfig(parallel_batches=5, threads=7, prefetch=9))
+    configured = pipeline(photographs, FeedConfig(parallel_batches=5, threads=7, prefetch=9))
     plainly = pipeline(photographs, FeedConfig())
-    assert set_to(asked, "ParallelMapDataset", -1) == [5, 7]
-    assert set_to(asked, "PrefetchDataset", 1)[-1] == 9
+    assert set_to(configured, "ParallelMapDataset", -1) == [5, 7]
+    assert set_to(configured, "PrefetchDataset", 1)[-1] == 9
     assert set_to(plainly, "ParallelMapDataset", -1)[0] == 2
     assert set_to(plainly, "PrefetchDataset", 1)[-1] == 8
 
 
 @pytest.mark.parametrize("decoder", ["native", "opencv"])
-def test_the_decoder_that_is_asked_for_has_the_threads_that_are_asked_for(
+def test_the_configured_decoder_has_the_configured_threads(
     photographs: Data, monkeypatch: pytest.MonkeyPatch, decoder: Decoder
 ) -> None:
     started = []
@@ -170,7 +170,7 @@ def test_what_would_have_no_effect_is_refused(
         batches((dataset, transform), config, augment=None)
 
 
-def test_a_decoder_that_cannot_be_built_is_refused_where_it_is_asked_for(
+def test_a_requested_decoder_that_cannot_be_built_is_an_error(
     photographs: Data, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def missing(*_: Any, **__: Any) -> Any:

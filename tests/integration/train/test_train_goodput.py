@@ -117,7 +117,7 @@ def newest_folder(runs: Path) -> Path:
     return found
 
 
-def test_a_killed_run_goes_on_with_its_account_and_nobody_to_report_to(
+def test_a_killed_run_goes_on_with_its_wall_time_and_without_a_listener(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     folder, runs = tmp_path / "small", tmp_path / "runs"
@@ -148,7 +148,7 @@ def test_a_killed_run_goes_on_with_its_account_and_nobody_to_report_to(
     killed_s = time.monotonic() - begun_s
     check_scrape(scraped, run=newest_folder(runs).parent.name)
     assert list((runs / FOLDER).iterdir())
-    assert live_targets(runs) == [], "a killed run is no target"
+    assert live_targets(runs) == [], "a killed run is not a target"
 
     with nothing_to_report_to(newest_folder(runs)) as (broken, variables):
         code = trainer.run(folder, runs, *broken, "--json", environment=environment | variables)

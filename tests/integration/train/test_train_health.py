@@ -26,7 +26,7 @@ def seen(in_soak: bool) -> dict[str, Any]:
             "MALLOC_MMAP_THRESHOLD_": "65536",
             # Address space is what is limited, and each thread's own arena would reserve 64 MiB of it.
             "MALLOC_ARENA_MAX": "1",
-            # oneDNN's allocator waits 10 s for memory that nobody gives back.
+            # oneDNN's allocator waits 10 s for memory that is never freed.
             "TF_ENABLE_ONEDNN_OPTS": "0",
         },
         capture_output=True,
@@ -38,7 +38,7 @@ def seen(in_soak: bool) -> dict[str, Any]:
     return report
 
 
-def test_a_device_without_variables_is_told_of_and_a_mirrored_model_is_not(
+def test_a_device_without_variables_is_reported_and_a_mirrored_model_is_not(
     seen: dict[str, Any],
 ) -> None:
     assert (
@@ -52,7 +52,9 @@ def test_what_was_made_outside_the_scope_is_named_and_only_that(seen: dict[str, 
     assert seen["devices"]["inside"]
 
 
-def test_an_operation_beside_the_accelerator_is_named_with_its_layer(seen: dict[str, Any]) -> None:
+def test_an_operation_that_does_not_run_on_the_accelerator_is_named_with_its_layer(
+    seen: dict[str, Any],
+) -> None:
     assert "Sin" in seen["on host"]
     assert "on_host" in seen["on host"]
     assert "MatMul" not in seen["on host"]
@@ -68,14 +70,14 @@ def test_a_setting_that_comes_too_late_is_refused_in_one_line(seen: dict[str, An
 
 
 @pytest.mark.parametrize("mode", ["graph", pytest.param("xla", marks=pytest.mark.soak)])
-def test_rematerialisation_saves_memory(seen: dict[str, Any], mode: str) -> None:
+def test_rematerialization_saves_memory(seen: dict[str, Any], mode: str) -> None:
     peaks = seen["remat"][mode]
 
     assert peaks["remat"] < 0.6 * peaks["plain"]
 
 
 @pytest.mark.soak
-def test_rematerialisation_changes_no_gradient_on_any_replica(seen: dict[str, Any]) -> None:
+def test_rematerialization_changes_no_gradient_on_any_replica(seen: dict[str, Any]) -> None:
     assert seen["remat on two"]["equal"]
 
 
@@ -88,7 +90,7 @@ def test_a_step_that_does_not_fit_is_halved_until_it_does_with_the_same_gradient
 
 
 @pytest.mark.soak
-def test_xla_running_out_of_memory_is_recognised_too(seen: dict[str, Any]) -> None:
+def test_xla_running_out_of_memory_is_recognized_too(seen: dict[str, Any]) -> None:
     [said] = seen["oom xla"]["said"]
 
     assert "32.00GiB" in said

@@ -40,7 +40,7 @@ def model(learning_rate: Any = 0.05, steps_per_execution: int = 1) -> keras.Mode
     return made
 
 
-class Recorder(keras.callbacks.Callback):  # type: ignore[misc]
+class Recorder(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Every hook, with what it was given."""
 
     def __init__(self) -> None:
@@ -78,7 +78,7 @@ class Killed(BaseException):
 
 def loop(
     built: keras.Model,
-    told: Callbacks,
+    hooks: Callbacks,
     *,
     steps: int,
     epochs: int,
@@ -89,43 +89,43 @@ def loop(
     """The order of `stoker.train.loop.loop`, with Keras's own step."""
     x, y = data(steps)
     train_step = tf.function(built.train_step)
-    told.on_train_begin()
+    hooks.on_train_begin()
     for epoch in range(first[0], epochs):
         start = first[1] if epoch == first[0] else 0
         if start == 0:
             built.reset_metrics()
-            told.on_epoch_begin(epoch)
+            hooks.on_epoch_begin(epoch)
         for begin in range(start, steps, per_call):
             end = min(begin + per_call, steps)
-            told.on_train_batch_begin(begin)
+            hooks.on_train_batch_begin(begin)
             for step in range(begin, end):
                 rows = slice(step * BATCH, (step + 1) * BATCH)
                 logs = train_step((x[rows], y[rows]))
-            told.on_train_batch_end(end - 1, logs)
+            hooks.on_train_batch_end(end - 1, logs)
             if kill_at == (epoch, end):
                 raise Killed
-            if told.stop_training:
+            if hooks.stop_training:
                 break
         logs = built.get_metrics_result()
-        logs = logs | {f"val_{k}": v for k, v in validate(built, told, per_call).items()}
-        told.on_epoch_end(epoch, logs)
-        if told.stop_training:
+        logs = logs | {f"val_{k}": v for k, v in validate(built, hooks, per_call).items()}
+        hooks.on_epoch_end(epoch, logs)
+        if hooks.stop_training:
             break
-    told.on_train_end(logs)
+    hooks.on_train_end(logs)
 
 
-def validate(built: keras.Model, told: Callbacks, per_call: int) -> dict[str, float]:
+def validate(built: keras.Model, hooks: Callbacks, per_call: int) -> dict[str, float]:
     x, y = data(3)
     test_step = tf.function(built.test_step)
     built.reset_metrics()
-    told.on_test_begin()
+    hooks.on_test_begin()
     for begin in range(0, 3, per_call):
-        told.on_test_batch_begin(begin)
+        hooks.on_test_batch_begin(begin)
         for step in range(begin, begin + per_call):
             rows = slice(step * BATCH, (step + 1) * BATCH)
             logs = test_step((x[rows], y[rows]))
-        told.on_test_batch_end(begin + per_call - 1, logs)
-    told.on_test_end(logs)
+        hooks.on_test_batch_end(begin + per_call - 1, logs)
+    hooks.on_test_end(logs)
     return dict(logs)
 
 
@@ -146,8 +146,8 @@ def by_fit(callbacks: list[Any], *, steps: int, epochs: int, per_call: int = 1) 
 
 def by_loop(callbacks: list[Any], *, steps: int, epochs: int, per_call: int = 1) -> keras.Model:
     built = model()
-    told = Callbacks(built, callbacks, steps=steps, epochs=epochs)
-    loop(built, told, steps=steps, epochs=epochs, per_call=per_call)
+    hooks = Callbacks(built, callbacks, steps=steps, epochs=epochs)
+    loop(built, hooks, steps=steps, epochs=epochs, per_call=per_call)
     return built
 
 
@@ -182,7 +182,7 @@ def test_every_hook_is_called_as_fit_calls_it(per_call: int) -> None:
     assert len(looped.calls) == 2 + 2 * (2 + 2 * 6 // per_call + 2 + 2 * 3 // per_call)
 
 
-def test_a_short_last_call_is_told_with_its_own_last_step() -> None:
+def test_a_short_last_call_is_reported_with_its_own_last_step() -> None:
     fitted, looped = Recorder(), Recorder()
     by_fit([fitted], steps=7, epochs=1, per_call=3)
     by_loop([looped], steps=7, epochs=1, per_call=3)
@@ -283,11 +283,11 @@ def test_rows_written_after_the_checkpoint_are_not_there_twice(tmp_path: Path) -
     assert [row.split(",")[:2] for row in rows[1:]] == [["0", "0.5"], ["1", "0.3"], ["2", "0.2"]]
 
 
-class OwnCsv(keras.callbacks.CSVLogger):  # type: ignore[misc]
+class OwnCsv(keras.callbacks.CSVLogger):  # type: ignore[misc]  # Keras has no types
     """Keras's, with another name."""
 
 
-class Database(keras.callbacks.Callback):  # type: ignore[misc]
+class Database(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Reads its state from a file that it closes at the end."""
 
     def __init__(self, path: Path) -> None:
@@ -307,7 +307,7 @@ class Database(keras.callbacks.Callback):  # type: ignore[misc]
         self.file.close()
 
 
-class Emptied(keras.callbacks.Callback):  # type: ignore[misc]
+class Emptied(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Forgets at the end what it has counted."""
 
     def on_train_begin(self, logs: Any = None) -> None:
@@ -320,7 +320,7 @@ class Emptied(keras.callbacks.Callback):  # type: ignore[misc]
         del self.epochs
 
 
-class Broken(keras.callbacks.Callback):  # type: ignore[misc]
+class Broken(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     """Has no state to give once an epoch is over."""
 
     def __init__(self) -> None:
@@ -357,20 +357,20 @@ def test_a_finished_training_has_the_state_from_before_its_end(
 ) -> None:
     def train_from(state: Any) -> tuple[Any, Callbacks]:
         built = model()
-        told = Callbacks(built, [make(tmp_path)], steps=6, epochs=3)
+        hooks = Callbacks(built, [make(tmp_path)], steps=6, epochs=3)
         if state is not None:
-            told.set_state(*state)
-        told.on_train_begin()
+            hooks.set_state(*state)
+        hooks.on_train_begin()
         if state is None:
             for epoch, loss in enumerate((0.3, 0.2, 0.4)):
-                told.on_epoch_begin(epoch)
-                told.on_epoch_end(epoch, {"loss": loss})
-        before = told.state()
-        told.on_train_end({"loss": 0.4})
-        after = told.state()
+                hooks.on_epoch_begin(epoch)
+                hooks.on_epoch_end(epoch, {"loss": loss})
+        before = hooks.state()
+        hooks.on_train_end({"loss": 0.4})
+        after = hooks.state()
         assert json.dumps(before[0], allow_nan=False) == json.dumps(after[0], allow_nan=False)
         assert before[1].keys() == after[1].keys()
-        return after, told
+        return after, hooks
 
     state, _ = train_from(None)
     files = {path: path.read_bytes() for path in tmp_path.glob("*") if path.is_file()}
@@ -385,14 +385,14 @@ def test_a_finished_training_has_the_state_from_before_its_end(
 def test_a_state_that_cannot_be_taken_fails_no_training_that_has_ended(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    told = Callbacks(model(), [Broken(), keras.callbacks.TerminateOnNaN()], steps=6, epochs=1)
-    told.on_train_begin()
-    told.on_epoch_end(0, {"loss": 0.5})
+    hooks = Callbacks(model(), [Broken(), keras.callbacks.TerminateOnNaN()], steps=6, epochs=1)
+    hooks.on_train_begin()
+    hooks.on_epoch_end(0, {"loss": 0.5})
     with pytest.raises(ConfigError, match=r"Broken\.get_state failed"):
-        told.state()
-    told.on_train_end({})
+        hooks.state()
+    hooks.on_train_end({})
 
-    facts, _ = told.state()
+    facts, _ = hooks.state()
     assert "Broken" not in facts
     assert "TerminateOnNaN" in facts
     assert "training has ended, but the state of a callback is missing" in caplog.text
@@ -473,7 +473,7 @@ LAMBDA = "LambdaCallback.on_epoch_end failed (own_callbacks.py, line 22, in <lam
 @pytest.mark.parametrize(
     ("function", "said"), [("own", OWN), ("scheduled", SCHEDULED), ("by_lambda", LAMBDA)]
 )
-def test_a_callback_that_raises_is_told_with_the_users_line(
+def test_the_error_of_a_callback_names_the_users_line(
     folder: Path, function: str, said: str
 ) -> None:
     callbacks = load_callbacks(folder, f"own_callbacks:{function}")()
@@ -514,9 +514,9 @@ def test_backup_and_restore_is_refused(tmp_path: Path) -> None:
 def test_workers_that_are_not_the_chief_write_nothing(tmp_path: Path) -> None:
     built = model()
     callbacks = [keras.callbacks.TensorBoard(tmp_path / "board"), *all_of_keras(tmp_path)]
-    told = Callbacks(built, callbacks, steps=6, epochs=2, is_chief=False)
+    hooks = Callbacks(built, callbacks, steps=6, epochs=2, is_chief=False)
 
-    loop(built, told, steps=6, epochs=2)
+    loop(built, hooks, steps=6, epochs=2)
 
     assert list(tmp_path.iterdir()) == []
     assert len(built.history.epoch) == 2
@@ -536,28 +536,28 @@ def test_workers_that_are_not_the_chief_write_nothing(tmp_path: Path) -> None:
         (Recorder(), True),
     ],
 )
-def test_one_step_a_call_is_asked_for_only_by_those_that_need_it(
+def test_only_callbacks_that_need_it_get_one_step_a_call(
     callback: Any, every_step: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
 
-    told = Callbacks(model(), [callback], steps=6, epochs=1)
+    hooks = Callbacks(model(), [callback], steps=6, epochs=1)
 
-    assert told.has_batch_hooks is every_step
+    assert hooks.has_batch_hooks is every_step
 
 
 def test_what_a_callback_holds_and_cannot_be_stored_is_said_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    class Own(keras.callbacks.Callback):  # type: ignore[misc]
+    class Own(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_train_begin(self, logs: Any = None) -> None:
             self.connection = object()
             self.seen = 3
 
-    told = Callbacks(model(), [Own()], steps=1, epochs=1)
-    told.on_train_begin()
-    facts, _ = told.state()
-    told.state()
+    hooks = Callbacks(model(), [Own()], steps=1, epochs=1)
+    hooks.on_train_begin()
+    facts, _ = hooks.state()
+    hooks.state()
 
     assert facts["Own"]["attributes"]["seen"] == 3
     said = [r.getMessage() for r in caplog.records if "connection" in r.getMessage()]
@@ -569,10 +569,10 @@ def test_two_callbacks_of_one_class_keep_their_own_state() -> None:
     def two() -> list[Any]:
         return [keras.callbacks.EarlyStopping(m, mode="min") for m in ("val_loss", "val_mae")]
 
-    told = Callbacks(model(), two(), steps=1, epochs=3)
-    told.on_train_begin()
-    told.on_epoch_end(0, {"val_loss": 1.0, "val_mae": 2.0})
-    facts, arrays = told.state()
+    hooks = Callbacks(model(), two(), steps=1, epochs=3)
+    hooks.on_train_begin()
+    hooks.on_epoch_end(0, {"val_loss": 1.0, "val_mae": 2.0})
+    facts, arrays = hooks.state()
     after = two()
     resumed = Callbacks(model(), after, steps=1, epochs=3)
     resumed.set_state(facts, arrays)
@@ -583,13 +583,13 @@ def test_two_callbacks_of_one_class_keep_their_own_state() -> None:
 
 def test_a_state_can_be_put_back_within_a_run() -> None:
     stopping = keras.callbacks.EarlyStopping(mode="min")
-    told = Callbacks(model(), [stopping], steps=1, epochs=3)
-    told.on_train_begin()
-    told.on_epoch_end(0, {"val_loss": 1.0})
-    state = told.state()
-    told.on_epoch_end(1, {"val_loss": 0.5})
+    hooks = Callbacks(model(), [stopping], steps=1, epochs=3)
+    hooks.on_train_begin()
+    hooks.on_epoch_end(0, {"val_loss": 1.0})
+    state = hooks.state()
+    hooks.on_epoch_end(1, {"val_loss": 0.5})
 
-    told.set_state(*state)
+    hooks.set_state(*state)
 
     assert stopping.best == 1.0
-    assert told.history.history == {"val_loss": [1.0]}
+    assert hooks.history.history == {"val_loss": [1.0]}

@@ -107,10 +107,10 @@ def kerass(
     listed: Sequence[callbacks.Callback] = (),
     epochs: int = 2,
     class_weight: dict[int, float] | None = None,
-    told: tuple[Any, ...] | None = None,
+    labeled: tuple[Any, ...] | None = None,
 ) -> tuple[keras.Model, dict[str, list[float]]]:
     data = opened(parts or rows())
-    batches = tf.data.Dataset.from_tensor_slices(told or parts or rows()).batch(BATCH)
+    batches = tf.data.Dataset.from_tensor_slices(labeled or parts or rows()).batch(BATCH)
     prepare_process(precision="float32", seed=0, deterministic=False)
     model = build_model(build, OwnFeatures(data.description), what="model:build").model
     history = model.fit(
@@ -177,7 +177,7 @@ def two_heads(features: Features) -> keras.Model:
     return model
 
 
-class OwnStep(keras.Model):  # type: ignore[misc]
+class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
     """As Keras's guide writes it, but for a loss that is doubled."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -215,7 +215,7 @@ def own_step(features: Features) -> keras.Model:
     return model
 
 
-class Plain(keras.Model):  # type: ignore[misc]
+class Plain(keras.Model):  # type: ignore[misc]  # Keras has no types
     """Neither `call` nor `compute_loss` has an argument `training`."""
 
     def __init__(self) -> None:
@@ -242,14 +242,14 @@ def test_the_loop_ends_where_fit_ends(build: Build, tmp_path: Path) -> None:
     model, result = ours(build, tmp_path, steps_per_call=3)
 
     features, label = rows()
-    # What a model of several outputs is told of one label, as `fit` needs it written.
-    told = {"kind": label, "size": label} if build is two_heads else label
-    other, history = kerass(build, parts=(features, label), told=(features, told))
+    # One label for a model of several outputs, in the form that `fit` needs.
+    labeled = {"kind": label, "size": label} if build is two_heads else label
+    other, history = kerass(build, parts=(features, label), labeled=(features, labeled))
     assert_same(model, other)
     assert result.metrics == of_best(history, result)
 
 
-class Listed(keras.Model):  # type: ignore[misc]
+class Listed(keras.Model):  # type: ignore[misc]  # Keras has no types
     """Two outputs in a list: nothing says whose label is whose."""
 
     def __init__(self, features: Features) -> None:
@@ -424,7 +424,7 @@ def test_what_an_own_train_step_cannot_have_is_named(
         ours(own_step, tmp_path, **setting)
 
 
-def test_an_own_step_that_fails_is_told_with_the_users_line(tmp_path: Path) -> None:
+def test_the_error_of_a_custom_train_step_names_the_users_line(tmp_path: Path) -> None:
     class Failing(OwnStep):
         def train_step(self, data: Any) -> Any:
             raise ValueError("mine")
@@ -439,7 +439,7 @@ def test_an_own_step_that_fails_is_told_with_the_users_line(tmp_path: Path) -> N
 
 
 def test_a_model_that_cannot_be_validated_is_refused(tmp_path: Path) -> None:
-    class OnlyTrains(keras.Model):  # type: ignore[misc]
+    class OnlyTrains(keras.Model):  # type: ignore[misc]  # Keras has no types
         def train_step(self, data: Any) -> Any:
             return {"loss": keras.ops.sum(data[1])}
 
@@ -512,8 +512,8 @@ def test_a_second_optimizer_that_is_not_built_is_refused(tmp_path: Path) -> None
         ours(build, tmp_path)
 
 
-class Hooks(callbacks.Callback):  # type: ignore[misc]
-    """Writes down every call and what it was told."""
+class Hooks(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
+    """Records every call and its arguments."""
 
     def __init__(self, *, stop_at: int | None = None) -> None:
         super().__init__()
@@ -522,11 +522,11 @@ class Hooks(callbacks.Callback):  # type: ignore[misc]
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
         """Stop where it is time."""
-        self.told("on_train_batch_end", batch, logs)
+        self.record("on_train_batch_end", batch, logs)
         if batch == self.stop_at:
             self.model.stop_training = True
 
-    def told(self, hook: str, *parts: Any) -> None:
+    def record(self, hook: str, *parts: Any) -> None:
         """Keep a call."""
         plain = [pytest.approx(p, rel=1e-3) if isinstance(p, dict) else p for p in parts]
         self.calls.append((hook, *plain))
@@ -534,7 +534,7 @@ class Hooks(callbacks.Callback):  # type: ignore[misc]
 
 def _hook(name: str) -> Callable[..., None]:
     def hook(self: Hooks, *parts: Any, logs: Any = None) -> None:
-        self.told(name, *parts, *([] if logs is None else [logs]))
+        self.record(name, *parts, *([] if logs is None else [logs]))
 
     return hook
 
@@ -621,11 +621,11 @@ def test_weights_that_a_callback_sets_at_the_end_are_kept_where_they_are_better(
 ) -> None:
     good, _ = kerass(classifier, epochs=30)
 
-    class Averaging(callbacks.Callback):  # type: ignore[misc]
+    class Averaging(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_train_end(self, logs: Any = None) -> None:
             self.model.set_weights(good.get_weights())
 
-    class Spoiling(callbacks.Callback):  # type: ignore[misc]
+    class Spoiling(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def on_train_end(self, logs: Any = None) -> None:
             self.model.set_weights([np.zeros_like(w) for w in self.model.get_weights()])
 
@@ -694,7 +694,7 @@ class Epochs(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     "steps_per_call", [*(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2)), STEPS]
 )
 def test_no_epoch_waits_for_the_pass_behind_it(tmp_path: Path, steps_per_call: int) -> None:
-    """It may take minutes to begin, and behind the last one nobody needs it."""
+    """It may take minutes to begin, and after the last one it is not needed."""
     epochs = Epochs()
 
     def make(split: str) -> tf.data.Dataset[Any]:

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:__array__ implementation:Depreca
 ROWS, BATCH = 24, 8
 
 
-class OwnStep(keras.Model):  # type: ignore[misc]
+class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
     """The custom `train_step` of Keras's guide."""
 
     def train_step(self, data: Any) -> dict[str, Any]:
@@ -84,8 +84,8 @@ def by_own_steps(model: keras.Model, *arrays: Any) -> dict[str, float]:
 
 def by_step(model: keras.Model, labels: Any, *arrays: Any) -> dict[str, float]:
     """The step of `stoker.train.step.step`, in short."""
-    told = next(iter(batches(*arrays)))
-    model._symbolic_build(data_batch=(told[0], *labels(told)))
+    first_batch = next(iter(batches(*arrays)))
+    model._symbolic_build(data_batch=(first_batch[0], *labels(first_batch)))
 
     @tf.function
     def step(*batch: Any) -> None:
@@ -115,7 +115,7 @@ def assert_same_weights(one: keras.Model, other: keras.Model) -> None:
 
 
 def test_overrides_names_what_is_the_users() -> None:
-    class OwnLoss(keras.Sequential):  # type: ignore[misc]
+    class OwnLoss(keras.Sequential):  # type: ignore[misc]  # Keras has no types
         def compute_loss(self, *args: Any, **kwargs: Any) -> Any:
             return super().compute_loss(*args, **kwargs)
 
@@ -145,7 +145,7 @@ def test_an_own_step_whose_logs_have_no_loss_is_refused() -> None:
         by_own_steps(made(NoLoss), *rows())
 
 
-def test_an_own_step_that_fails_is_told_with_the_users_line() -> None:
+def test_the_error_of_a_custom_train_step_names_the_users_line() -> None:
     with pytest.raises(
         ConfigError, match=r"test_train_keras_model\.py, line \d+, in train_step\)\. .*: mine"
     ):

@@ -45,7 +45,7 @@ def from_subset(features: Features) -> keras.Model:
     return compiled(keras.Model({"a": features["a"]}, column(features["a"] - 18.0)))
 
 
-class Difference(keras.Model):  # type: ignore[misc]
+class Difference(keras.Model):  # type: ignore[misc]  # Keras has no types
     def call(self, features: dict[str, Any]) -> Any:
         return column(features["a"] - features["b"])
 
@@ -92,7 +92,7 @@ def test_build_may_take_the_transform_too(transform: Transform) -> None:
     assert seen == [transform.output]
 
 
-class OwnStep(keras.Model):  # type: ignore[misc]
+class OwnStep(keras.Model):  # type: ignore[misc]  # Keras has no types
     def train_step(self, data: Any) -> Any:
         return {}
 
@@ -107,7 +107,7 @@ def sequential() -> keras.Model:
     return keras.Sequential([keras.Input((1,)), layers.Dense(1)])
 
 
-class OwnSteps(keras.Model):  # type: ignore[misc]
+class OwnSteps(keras.Model):  # type: ignore[misc]  # Keras has no types
     """As a GAN of Keras's guide is, with a `test_step`."""
 
     def train_step(self, data: Any) -> Any:

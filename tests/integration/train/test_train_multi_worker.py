@@ -107,7 +107,7 @@ def train(folder: Path, seen: Seen, *, differs: str = "", **settings: float) -> 
     folder.mkdir(exist_ok=True)
     return launch(
         [sys.executable, "-c", TRAINER, str(folder), differs],
-        settings=LaunchSettings(**{"workers": 2, **settings}),  # type: ignore[arg-type]
+        settings=LaunchSettings(**{"workers": 2, **settings}),  # type: ignore[arg-type]  # mypy cannot check **
         log=seen.log,
         on_beat=lambda beat: None,
         environ=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},

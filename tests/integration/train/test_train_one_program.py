@@ -164,7 +164,7 @@ def test_what_an_optimizer_of_ones_own_keeps_is_not_touched_by_a_bad_batch_eithe
         np.testing.assert_array_equal(value, kept)
 
 
-def test_a_metric_that_xla_cannot_compile_is_computed_beside_the_program() -> None:
+def test_a_metric_that_xla_cannot_compile_is_computed_outside_the_program() -> None:
     built, step, _ = made(optimizer=keras.optimizers.Adam, metrics=[Nearly()], xla=True)
 
     for seed in range(3):
@@ -222,7 +222,7 @@ def called(run: Any, step_input: StepInput, steps: int) -> StepTotals:
 
 
 def trained(steps_per_program: int, elements: Any, calls: list[int], *, rows: int | None) -> Any:
-    """Everything that training changes, and what the calls' steps were told to have done."""
+    """Everything that training changes, and the results that the calls reported for their steps."""
     built, step, average = made_for(steps_per_program)
     run = make_multi_step(step, rows_per_step=rows)
     if rows is None and steps_per_program > 1:
@@ -256,7 +256,7 @@ def test_steps_are_the_same_however_many_are_one_program() -> None:
 
 @pytest.fixture
 def one_operation_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool], None]:
-    """Says how many threads run operations, which a process may be told but once."""
+    """Sets how many threads run operations, which a process may do only once."""
 
     def say(one: bool) -> None:
         threads = 1 if one else 2
@@ -350,8 +350,8 @@ def test_a_step_waits_for_input_only_where_its_last_write_has_ended(
 
 def taking(run: Any, step_input: StepInput) -> set[str]:
     """The kinds of operations that take an element, of all functions of a traced call."""
-    asked = step_input.iterator, tf.constant(1, tf.int64), True, step_input.left_spec
-    graph = run.get_concrete_function(*asked).graph.as_graph_def()
+    arguments = step_input.iterator, tf.constant(1, tf.int64), True, step_input.left_spec
+    graph = run.get_concrete_function(*arguments).graph.as_graph_def()
     nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
     return {node.op for node in nodes if node.op.startswith("IteratorGetNext")}
 
@@ -403,7 +403,7 @@ def test_the_program_ends_before_a_step_that_is_not_finite(rows: int | None) -> 
 
     assert (int(sums.steps), bool(sums.finite)) == (12, False)
     assert np.isnan(sums.last_loss)
-    # Metrics are told of the bad batch too; a run that goes on has put them back.
+    # Metrics count the bad batch too; a resumed run has restored them.
     weights = slice(0, -2)
     for one, other in zip(found[weights], wanted[weights], strict=True):
         np.testing.assert_array_equal(one, other)

@@ -65,7 +65,7 @@ def train(
     resolved: dict[str, Any] | None = None,
     **settings: Any,
 ) -> tuple[TrainResult | None, BuiltModel]:
-    """Train, or go on; None for a result where it was asked to end after a step."""
+    """Train, or resume; the result is None if the run was stopped after a step."""
     chosen = on_one_device(**{"steps_per_call": 1} | (resolved or {}))
     prepare_process(precision=chosen.precision, seed=0, deterministic=False)
     built = build_model(with_optimizer(make), data[1], what="model:build")
@@ -131,14 +131,14 @@ def test_a_resumed_run_scales_its_learning_rate_once(
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("asked_of", ["stoker", "keras"])
+@pytest.mark.parametrize("set_in", ["stoker", "keras"])
 def test_the_average_of_a_run_is_that_of_its_weights_step_by_step(
-    dataset: Dataset, transform: Transform, tmp_path: Path, asked_of: str
+    dataset: Dataset, transform: Transform, tmp_path: Path, set_in: str
 ) -> None:
     """Also over a resume; and it is what is validated."""
     momentum, seen = 0.7, list[list[Any]]()
-    of_keras = {"use_ema": True, "ema_momentum": momentum} if asked_of == "keras" else {}
-    settings: dict[str, Any] = {"ema": momentum} if asked_of == "stoker" else {}
+    of_keras = {"use_ema": True, "ema_momentum": momentum} if set_in == "keras" else {}
+    settings: dict[str, Any] = {"ema": momentum} if set_in == "stoker" else {}
     looking = EachStep(lambda model: seen.append(weights(model)))
 
     def run(**changes: Any) -> tuple[TrainResult | None, BuiltModel]:
@@ -282,7 +282,7 @@ Whole = Callable[[str], dict[str, Any]]
 def whole_run(
     dataset: Dataset, transform: Transform, tmp_path_factory: pytest.TempPathFactory
 ) -> Whole:
-    """Name of settings -> the last checkpoint of a run that nobody ended."""
+    """Name of settings -> the last checkpoint of an undisturbed run."""
 
     @cache
     def trained(name: str) -> dict[str, Any]:

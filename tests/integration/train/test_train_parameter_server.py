@@ -27,7 +27,7 @@ pytestmark = [pytest.mark.multiworker, pytest.mark.timeout(1800)]
 
 SCENARIOS = ("counted", "learned", "gone_on", "refused", "sent_twice", "stays", "server_gone")
 
-SOAK = ("counted_long", "asked_to_end", "not_finite", "half_precision", "stopped", "back")
+SOAK = ("counted_long", "stopped_by_signal", "not_finite", "half_precision", "stopped", "back")
 """Scenarios of `make soak` alone."""
 
 
@@ -159,10 +159,10 @@ def test_a_second_run_goes_on_after_the_last_epoch_of_the_first(answers: dict[st
 
 
 @pytest.mark.soak
-def test_asked_to_end_it_saves_what_is_applied_and_goes_on_from_there(
+def test_after_a_signal_it_saves_the_applied_updates_and_goes_on_from_there(
     answers: dict[str, Any],
 ) -> None:
-    first, again = answers["asked_to_end"]["first"], answers["asked_to_end"]["again"]
+    first, again = answers["stopped_by_signal"]["first"], answers["asked_to_end"]["again"]
 
     assert first["exit_code"] == 75
     assert 0 < first["saved_step"] < 2 * PER_EPOCH

@@ -1,4 +1,4 @@
-"""A run that is asked to end, whenever it is asked, saves what it has and ends as an undisturbed one."""
+"""A run that gets a signal at any time saves its state, and the resumed run ends as an undisturbed one."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def in_a_call(run: Slow) -> None:
     pid = run.start(STOKER_INCARNATION=f"{job}:1")
     until(lambda: has_begun(run.runs, 0))
     time.sleep(3 * STEP_S)  # into the middle of a call of many steps
-    asked_s = time.monotonic()
+    signal_s = time.monotonic()
     for number in (signal.SIGTERM, signal.SIGUSR1):  # as Slurm, and then the worker's parent
         os.kill(pid, number)
-        time.sleep(0.01)
+        time.sleep(0.01)  # two signals, not one that the kernel merged
     assert run.trainer.end() == EXIT_PREEMPTED
-    assert time.monotonic() - asked_s < 30
+    assert time.monotonic() - signal_s < 30
     assert "Everything is saved" in run.trainer.said()
     assert 20 < newest(run.runs).step < 40
 
@@ -155,7 +155,7 @@ ALL_MOMENTS = (
         pytest.param(ALL_MOMENTS, id="all moments", marks=pytest.mark.soak),
     ],
 )
-def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
+def test_a_run_that_is_stopped_again_and_again_ends_as_an_undisturbed_one(
     trainer: Trainer, folder: Path, tmp_path: Path, moments: tuple[Callable[[Slow], None], ...]
 ) -> None:
     calm, runs = tmp_path / "calm", tmp_path / "runs"
@@ -165,8 +165,8 @@ def test_a_run_asked_to_end_again_and_again_ends_as_one_that_never_was(
     assert trainer.run(folder, calm) == 0, trainer.said()
 
     slow = Slow(trainer=trainer, folder=folder, runs=runs, mark=tmp_path / "validating")
-    for asked_to_end in moments:
-        asked_to_end(slow)
+    for stop in moments:
+        stop(slow)
 
     assert trainer.run(folder, runs) == 0, trainer.said()
     assert weights(runs) == weights(calm)

@@ -24,7 +24,7 @@ from stoker.train.checkpoints.tensors import read_tensors, write_tensors
 CHILD = Path(__file__).parent / "state_child.py"
 
 
-class Noise(keras.layers.Layer):  # type: ignore[misc]
+class Noise(keras.layers.Layer):  # type: ignore[misc]  # Keras has no types
     def call(self, inputs: Any) -> Any:
         return inputs + 0.1 * keras.random.normal(keras.ops.shape(inputs))
 
@@ -146,13 +146,13 @@ def result(output: str) -> dict[str, Any]:
     return json.loads(line.removeprefix("RESULT "))
 
 
-def check(told: dict[str, Any]) -> None:
-    assert told["changed"]
-    assert told["again"] == told["straight"]
-    assert told["sums"][0] == told["sums"][1] == pytest.approx(told["total"])
-    assert told["drawn"][0] == told["drawn"][1]
-    assert set(told["rows"].values()) == {2}
-    differ = " ".join(told["differ"])
+def check(found: dict[str, Any]) -> None:
+    assert found["changed"]
+    assert found["again"] == found["straight"]
+    assert found["sums"][0] == found["sums"][1] == pytest.approx(found["total"])
+    assert found["drawn"][0] == found["drawn"][1]
+    assert set(found["rows"].values()) == {2}
+    differ = " ".join(found["differ"])
     for part in ("loop/loss_sum", "metrics/", "moving_mean"):
         assert part in differ
     assert "kernel" not in differ
@@ -188,15 +188,15 @@ def test_two_workers_go_on_with_the_bits_that_each_of_them_had() -> None:
         )
         for rank in range(2)
     ]
-    told = []
+    results = []
     try:
         for worker in workers:
             out, errors = worker.communicate(timeout=600)
             assert worker.returncode == 0, errors
-            told.append(result(out))
+            results.append(result(out))
     finally:
         for worker in workers:
             worker.kill()
             worker.wait()
-    check(told[0])
-    assert told[0] == told[1]
+    check(results[0])
+    assert results[0] == results[1]

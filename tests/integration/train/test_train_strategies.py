@@ -199,6 +199,6 @@ def test_settings_that_should_change_the_result_do(trained: dict[str, Any]) -> N
     for name in ("clipped", "sent as bfloat16"):
         pairs = zip(plain[1], trained[name][1], strict=True)
         assert max(float(np.abs(a - b).max()) for a, b in pairs) > 1e-5, name
-    # The average is beside the weights, and is what is validated.
+    # The average is kept in addition to the weights, and is validated.
     averaged = trained["averaged"][0]["metrics"]
     assert abs(plain[0]["metrics"]["val_loss"] - averaged["val_loss"]) > 1e-3

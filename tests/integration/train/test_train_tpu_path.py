@@ -1,4 +1,4 @@
-"""The way that a TPU takes, walked by the replicas of a mirrored strategy: nobody here has a TPU.
+"""The code path of a TPU, run by the replicas of a mirrored strategy, because no TPU is available.
 
 What differs from `mirrored`: batches are made whole on the host and handed out by the strategy, all
 of one size; an epoch leaves out what fills no step, and validation leaves out nothing.
@@ -54,7 +54,7 @@ SCENARIOS: dict[str, dict[str, Any]] = {
 
 @pytest.fixture(scope="module")
 def data(tmp_path_factory: pytest.TempPathFactory) -> tuple[Dataset, Transform]:
-    """As the tests beside this have it, with a row more to validate."""
+    """As in the neighboring tests, with one more row to validate."""
     dataset = small_dataset(tmp_path_factory.mktemp("dataset"), rows_of=ROWS)
     return dataset, build_transform(
         dataset, None, tmp_path_factory.mktemp("t") / "transform", label="y"
@@ -166,7 +166,7 @@ class Compiled(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]  # Tensor
 
 
 class Sizes(layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """Writes down how many rows it is told of before it runs."""
+    """Records the number of rows that it gets before it runs."""
 
     seen: ClassVar[set[int | None]] = set()
 

@@ -217,7 +217,7 @@ def test_a_run_is_read_by_tensorboards_own_reader(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("every", "steps", "shown"), [(None, 1400, [0, 4, 1192]), (4, 200, [*range(0, 201, 4)])]
 )
-def test_histograms_that_cost_more_than_a_hundredth_are_thinned_out_unless_they_were_asked_for(
+def test_histograms_that_cost_more_than_a_hundredth_are_thinned_out_unless_their_rate_is_set(
     tmp_path: Path,
     every: int | None,
     steps: int,
@@ -376,7 +376,7 @@ def test_a_file_asks_for_a_profile_while_training_runs(tmp_path: Path) -> None:
     work(profiler, 1, 3)
     assert not traces(tmp_path / "tb")
     (tmp_path / REQUEST).write_text("4\n")
-    time.sleep(1.1)
+    time.sleep(1.1)  # the profiler looks for a request once a second
 
     assert work(profiler, 4, 40, at_once=10) == [7, 17, 27, 37, 40]
     assert traces(tmp_path / "tb")[0].stat().st_size > 0

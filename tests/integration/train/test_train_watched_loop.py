@@ -109,9 +109,9 @@ def test_what_tensorboard_shows_is_no_reason_to_train_again(folder: Folder) -> N
     first, _ = folder.run(until="train")
     assert first.results["train"]["agreement"] is None
 
-    _, told = folder.run("train.tensorboard.histograms_every_steps=1", until="train")
+    _, watched_run = folder.run("train.tensorboard.histograms_every_steps=1", until="train")
 
-    assert told.worked == []
+    assert watched_run.worked == []
 
 
 def test_an_embedding_that_is_not_there_ends_the_run_before_its_first_step(folder: Folder) -> None:
@@ -173,14 +173,14 @@ def test_a_file_asks_for_a_profile_of_so_many_steps_and_the_run_learns_the_same(
     trained: Callable[..., list[Any]], tmp_path: Path, memory_bytes: int
 ) -> None:
     """A call's rows that are kept in memory come as one element, of which the profile cuts a part."""
-    asked = trained(tmp_path / "asked", memory_bytes=memory_bytes, ask=True)
+    evaluated = trained(tmp_path / "requested", memory_bytes=memory_bytes, ask=True)
     never = trained(tmp_path / "never", memory_bytes=memory_bytes, ask=False)
 
-    assert len(profiles(tmp_path / "asked" / "tensorboard")) == 1
-    assert not (tmp_path / "asked" / REQUEST).exists()
-    ends = [event.step for event in read(tmp_path / "asked/tensorboard/train").Scalars("loss")]
+    assert len(profiles(tmp_path / "requested" / "tensorboard")) == 1
+    assert not (tmp_path / "requested" / REQUEST).exists()
+    ends = [event.step for event in read(tmp_path / "requested/tensorboard/train").Scalars("loss")]
     assert ends == [3, 7, 14, 21]
-    for one, two in zip(asked, never, strict=True):
+    for one, two in zip(evaluated, never, strict=True):
         np.testing.assert_allclose(one, two, rtol=1e-4, atol=1e-6)
 
 
@@ -224,10 +224,10 @@ def test_an_image_run_records_that_validation_answers_as_the_graph_and_ends_with
     assert facts["agreement"] == {"rows": rows, "differ": 0, "tolerance": 1e-5, "path": "quick"}
     assert facts["best_epoch"] < facts["epochs"]
     ended, kept = newest_weights(train), best(train / "checkpoints").arrays()
-    told = Path(path).read_bytes()
-    (name,) = (name for name, value in ended.items() if value == told)
+    served = Path(path).read_bytes()
+    (name,) = (name for name, value in ended.items() if value == served)
     assert name.startswith("model/")
-    assert kept[name].tobytes() != told
+    assert kept[name].tobytes() != served
 
 
 @pytest.mark.soak

@@ -48,9 +48,9 @@ def main(folder: Path, cache_folder: Path) -> None:
         compiling._thread.join()
         return True
 
-    xla_trial._Compiling.ended = property(ended)  # type: ignore[assignment]
+    xla_trial._Compiling.ended = property(ended)  # type: ignore[assignment]  # replaced for this test
 
-    def told(progress: Any) -> None:
+    def note_cache(progress: Any) -> None:
         cache = used()
         assert cache is not None
         counts.setdefault("written", {})[progress.step] = cache.written
@@ -64,7 +64,7 @@ def main(folder: Path, cache_folder: Path) -> None:
         config=TrainConfig(epochs=20, batch_size=32),
         resolved=on_one_device(xla_trial=True),
         distribution=one_device(),
-        context=unwatched(folder / "checkpoints", on_progress=told),
+        context=unwatched(folder / "checkpoints", on_progress=note_cache),
     )
     files = list(cache_folder.glob("xla/*/work-*/programs/*"))
     print(json.dumps(counts | {"xla": result.xla, "files": len(files)}))

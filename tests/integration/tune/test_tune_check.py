@@ -1,4 +1,4 @@
-"""`stoker tune --check` beside a process that takes a core all the time: nothing else may run then."""
+"""`stoker tune --check` next to a process that takes a core all the time: nothing else may run meanwhile."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ SCRIPTS = Path(__file__).resolve().parent / "scripts"
 def profile(folder: Path, *command: str, seconds: float | None = None) -> tuple[ScriptProfile, str]:
     """The profile without the MFU (see `COUNTED` of test_tune_scripts.py), and what was printed."""
     with (folder / "printed").open("w+") as stream:
-        told = profile_script(
+        profiled = profile_script(
             command,
             folder=folder / "p",
             seconds=seconds,
@@ -35,33 +35,35 @@ def profile(folder: Path, *command: str, seconds: float | None = None) -> tuple[
             mfu=False,
         )
         stream.seek(0)
-        return told, stream.read()
+        return profiled, stream.read()
 
 
-def test_a_program_without_tensorflow_is_told_as_that(tmp_path: Path) -> None:
-    told, printed = profile(tmp_path, sys.executable, "-c", "print('hello'); raise SystemExit(7)")
+def test_a_program_without_tensorflow_is_reported_as_such(tmp_path: Path) -> None:
+    profiled, printed = profile(
+        tmp_path, sys.executable, "-c", "print('hello'); raise SystemExit(7)"
+    )
 
-    assert (told.exit_code, printed, told.ended_by) == (7, "hello\n", "itself")
-    assert told.ending().startswith("the script failed: exit code 7; ")
-    assert told.note().startswith("it imported no TensorFlow before it failed")
-    assert (told.loops, told.findings, told.failures) == ((), (), ())
-    assert told.peak_memory_bytes == 0
+    assert (profiled.exit_code, printed, profiled.ended_by) == (7, "hello\n", "itself")
+    assert profiled.ending().startswith("the script failed: exit code 7; ")
+    assert profiled.note().startswith("it imported no TensorFlow before it failed")
+    assert (profiled.loops, profiled.findings, profiled.failures) == ((), (), ())
+    assert profiled.peak_memory_bytes == 0
 
 
 def test_a_program_that_is_no_python_too(tmp_path: Path) -> None:
-    told, printed = profile(tmp_path, "sh", "-c", "echo shell; kill -TERM $$")
+    profiled, printed = profile(tmp_path, "sh", "-c", "echo shell; kill -TERM $$")
 
-    assert (told.exit_code, printed) == (128 + signal.SIGTERM, "shell\n")
-    assert told.ending().startswith("the script failed: exit code 143, as of SIGTERM; ")
+    assert (profiled.exit_code, printed) == (128 + signal.SIGTERM, "shell\n")
+    assert profiled.ending().startswith("the script failed: exit code 143, as of SIGTERM; ")
 
 
-def test_a_program_without_tensorflow_that_ends_well_is_told_how_it_could_be_hidden(
+def test_the_report_on_a_program_without_tensorflow_that_ends_well_says_how_tensorflow_could_be_hidden(
     tmp_path: Path,
 ) -> None:
-    told, _ = profile(tmp_path, "true")
+    profiled, _ = profile(tmp_path, "true")
 
-    assert not told.failed
-    assert told.note().startswith("no TensorFlow was imported (or Python was started with -E")
+    assert not profiled.failed
+    assert profiled.note().startswith("no TensorFlow was imported (or Python was started with -E")
 
 
 @pytest.mark.parametrize(
@@ -98,15 +100,15 @@ def test_a_script_that_raises_is_profiled_and_fails_as_it_would(tmp_path: Path) 
         text=True,
     )
 
-    told = json.loads(ended.stdout)
-    assert ended.returncode == told["exit_code"] == 1
-    assert [(loop["kind"], loop["line"], loop["steps"]) for loop in told["loops"]] == [
+    profiled = json.loads(ended.stdout)
+    assert ended.returncode == profiled["exit_code"] == 1
+    assert [(loop["kind"], loop["line"], loop["steps"]) for loop in profiled["loops"]] == [
         ("fit", 11, 2)
     ]
-    assert told["watcher_failures"] == []
+    assert profiled["watcher_failures"] == []
     for said in ("on stdout", "on stderr", "RuntimeError: as it was written"):
         assert said in ended.stderr
-    assert json.loads((folder / "out" / "profile.json").read_text()) == told
+    assert json.loads((folder / "out" / "profile.json").read_text()) == profiled
     assert "my script.py" in (folder / "out" / "profile.html").read_text()
 
 
@@ -123,15 +125,15 @@ KILLING = """\
 
 
 def test_a_script_that_kills_itself_leaves_what_it_did(tmp_path: Path) -> None:
-    # SIGKILL gives nobody a moment: what was written before has to do.
+    # SIGKILL leaves no time to write: only what was written before counts.
     text = (SCRIPTS / "endless.py").read_text()
     script = tmp_path / "killed.py"
     script.write_text(text.replace("    if number == 50:\n", f"    if number == 50:\n{KILLING}"))
 
-    told, _ = profile(tmp_path, sys.executable, str(script))
+    profiled, _ = profile(tmp_path, sys.executable, str(script))
 
-    assert (told.exit_code, told.ended_by) == (128 + signal.SIGKILL, "itself")
-    [loop] = told.loops
+    assert (profiled.exit_code, profiled.ended_by) == (128 + signal.SIGKILL, "itself")
+    [loop] = profiled.loops
     assert loop.steps == 50
     assert script.read_text().splitlines()[loop.place.line - 1].startswith("for number, x in")
 
@@ -141,11 +143,11 @@ def test_a_command_without_end_is_ended_with_all_that_it_started(tmp_path: Path)
     waits = f"import os, time; open({str(noted)!r}, 'w').write(str(os.getpid())); time.sleep(600)"
     code = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {waits!r}])"
 
-    told, _ = profile(tmp_path, sys.executable, "-c", code, seconds=5.0)
+    profiled, _ = profile(tmp_path, sys.executable, "-c", code, seconds=5.0)
 
-    assert (told.exit_code, told.ended_by) == (0, "time")
+    assert (profiled.exit_code, profiled.ended_by) == (0, "time")
     state = Path("/proc") / noted.read_text() / "stat"
-    # Whoever adopts it may not have asked for its end yet: then it is a zombie.
+    # The process that adopts it may not have reaped it yet: then it is a zombie.
     assert not state.exists() or state.read_text().rpartition(") ")[2][0] == "Z"
 
 
@@ -153,8 +155,8 @@ def test_a_signal_is_passed_on_and_what_was_seen_is_kept(tmp_path: Path) -> None
     code = (
         "import json, sys; from pathlib import Path\n"
         "from stoker.scriptprofile import profile_script\n"
-        "told = profile_script(sys.argv[2:], folder=Path(sys.argv[1]), mfu=False)\n"
-        "print(json.dumps(told.to_json()))\n"
+        "found = profile_script(sys.argv[2:], folder=Path(sys.argv[1]), mfu=False)\n"
+        "print(json.dumps(found.to_json()))\n"
     )
     command = [
         sys.executable,
@@ -168,11 +170,11 @@ def test_a_signal_is_passed_on_and_what_was_seen_is_kept(tmp_path: Path) -> None
         assert process.stdout is not None
         assert process.stdout.readline() == "under way\n"
         os.kill(process.pid, signal.SIGINT)
-        told = json.loads(process.stdout.read())
+        profiled = json.loads(process.stdout.read())
 
     # The script had no handler: Python ends by KeyboardInterrupt, and says so by its signal.
-    assert (told["exit_code"], told["ended_by"]) == (128 + signal.SIGINT, "signal")
-    assert told["loops"][0]["steps"] >= 50
+    assert (profiled["exit_code"], profiled["ended_by"]) == (128 + signal.SIGINT, "signal")
+    assert profiled["loops"][0]["steps"] >= 50
 
 
 FORKS = """
@@ -199,10 +201,10 @@ def test_training_in_a_forked_child_is_seen(tmp_path: Path) -> None:
     script = tmp_path / "forks.py"
     script.write_text(FORKS)
 
-    told, printed = profile(tmp_path, sys.executable, str(script))
+    profiled, printed = profile(tmp_path, sys.executable, str(script))
 
-    assert (told.exit_code, printed, told.failures) == (0, "2\n", ())
-    [loop] = told.loops
+    assert (profiled.exit_code, printed, profiled.failures) == (0, "2\n", ())
+    [loop] = profiled.loops
     assert (loop.kind, loop.place.line, loop.steps, loop.passes) == ("fit", 9, 200, 2)
 
 
@@ -257,18 +259,18 @@ def test_a_launcher_and_a_module_behave_as_without_us(tmp_path: Path) -> None:
         return ["sh", "-c", '"$0" --epochs 3 2> "$1"', str(wrapper), str(tmp_path / errors)]
 
     with subprocess.Popen(command("plain"), stdout=subprocess.PIPE, text=True) as plain:
-        told, printed = profile(tmp_path, *command("watched"))
+        profiled, printed = profile(tmp_path, *command("watched"))
         plain_printed, _ = plain.communicate()
 
-    assert plain.returncode == told.exit_code == 0
-    assert told.failures == ()
+    assert plain.returncode == profiled.exit_code == 0
+    assert profiled.failures == ()
     assert printed == plain_printed
     assert warned(tmp_path / "watched") == warned(tmp_path / "plain")
-    kinds = [loop.kind for loop in told.loops]
+    kinds = [loop.kind for loop in profiled.loops]
     assert kinds.count("fit") == 4
     assert {"inside", "dataset"} <= set(kinds)
-    assert {Path(loop.place.file).name for loop in told.loops} == {"train.py"}
-    dropout, *_, own = (loop for loop in told.loops if loop.kind == "fit")
+    assert {Path(loop.place.file).name for loop in profiled.loops} == {"train.py"}
+    dropout, *_, own = (loop for loop in profiled.loops if loop.kind == "fit")
     assert dropout.rounds, "the ceiling was measured between the steps of a model with Dropout"
     assert "RandomStandardNormal" in own.no_ceiling
 
@@ -372,9 +374,9 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> SeveralLoops:
         [sys.executable, str(script)], cwd=folder, capture_output=True, text=True, check=True
     ).stdout
     (folder / "steps").unlink()
-    told, printed = profile(folder, "sh", "-c", f"cd {folder} && {sys.executable} {script}")
+    profiled, printed = profile(folder, "sh", "-c", f"cd {folder} && {sys.executable} {script}")
     return SeveralLoops(
-        profile=told,
+        profile=profiled,
         printed=printed,
         without_profile=plain,
         steps=(folder / "steps").read_text(),
@@ -419,14 +421,14 @@ def test_a_loop_inside_of_a_tf_function_has_u_where_its_dataset_is_an_argument(
     """And not a bit of the training is another one: shuffling, Dropout and noise are drawn as before."""
     command = [sys.executable, str(SCRIPTS / "inner_loop.py"), *(["--all"] * with_others)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as plain:
-        told, printed = profile(tmp_path, *command)
+        profiled, printed = profile(tmp_path, *command)
         plain_printed, _ = plain.communicate()
 
     assert printed == plain_printed
     # 6 epochs in one; of the others 3 in one, and 8 times 10 steps.
     assert printed.splitlines()[-1] == f"steps {6 * 94 + (3 * 94 + 80) * with_others}"
-    assert told.failures == ()
-    given, *others = told.to_json()["loops"]
+    assert profiled.failures == ()
+    given, *others = profiled.to_json()["loops"]
     lines = (SCRIPTS / "inner_loop.py").read_text().splitlines()
     assert (given["steps"], given["steps_a_call"], given["batch_rows"]) == (6, 94, 16)
     assert len(given["rounds"]) == 3
@@ -434,7 +436,7 @@ def test_a_loop_inside_of_a_tf_function_has_u_where_its_dataset_is_an_argument(
     assert sum(given["step"]["parts_s"].values()) == pytest.approx(given["step"]["step_s"])
     assert "one call holds many steps" in given["step"]["input_wait_not_measured"]
     # Its dataset's line is known, and what is missing there.
-    [line] = {each.place.line for each in told.minor if each.kind == "sequential_map"}
+    [line] = {each.place.line for each in profiled.minor if each.kind == "sequential_map"}
     assert "from_tensor_slices" in lines[line - 1]
     if with_others:
         captured, taken = others

@@ -85,7 +85,7 @@ def test_one_call_alone_is_given_another_dataset_and_never_the_first() -> None:
     assert before_pass(loop, ((NUMBERS, 2.0), {})) == ((NUMBERS, 2.0), {})
 
 
-def test_what_cannot_be_given_again_is_told_once_and_left_alone() -> None:
+def test_what_cannot_be_repeated_is_reported_once_and_left_alone() -> None:
     loop = Loop(("train.py", 1), "inside")
     loop.steps = 1
 

@@ -58,7 +58,7 @@ def trained(
 
 
 @pytest.mark.soak
-def test_gradients_go_in_as_many_packs_as_asked_for(trained: tuple[Any, list[int]]) -> None:
+def test_gradients_go_in_the_configured_number_of_packs(trained: tuple[Any, list[int]]) -> None:
     _, packs = trained
 
     assert [count for count, _ in itertools.groupby(packs)] == list(PACKS.values())

@@ -112,14 +112,14 @@ def test_a_healthy_fit_is_measured_and_left_alone(ran: Mapping[str, Ran]) -> Non
 def test_images_one_by_one_out_of_a_generator(ran: Mapping[str, Ran]) -> None:
     script = ran["image_generator"]
     [loop] = script.profile.loops
-    told = script.profile.to_json()["loops"][0]
+    facts = script.profile.to_json()["loops"][0]
 
     source = script.line("Dataset.from_generator(")
     assert script.found() == {"generator_rows": source, "float64_data": source}
     assert (loop.kind, loop.place.line) == ("fit", script.line("model.fit("))
     assert (loop.steps, loop.rows) == (96, 8)
-    assert 0 < told["step"]["busy_fraction"] < 1
-    dearest = max(told["stages"], key=lambda stage: stage["share"])
+    assert 0 < facts["step"]["busy_fraction"] < 1
+    dearest = max(facts["stages"], key=lambda stage: stage["share"])
     assert (dearest["name"], dearest["line"]) == ("Generator", source)
 
 
@@ -180,7 +180,7 @@ def test_a_step_that_is_traced_again_and_again(ran: Mapping[str, Ran]) -> None:
 
 
 @pytest.mark.soak
-def test_a_look_at_the_data_is_no_training_and_the_same_work_each_epoch_is_told(
+def test_a_look_at_the_data_is_not_training_and_the_same_work_in_each_epoch_is_a_finding(
     ran: Mapping[str, Ran],
 ) -> None:
     script = ran["looks_first"]
@@ -210,7 +210,7 @@ def test_an_output_that_stays_in_float16(ran: Mapping[str, Ran]) -> None:
 
     assert script.found()["half_output"] == script.line('activation="softmax"')
     assert set(script.found()) <= {"half_output", *IF_SLOW}
-    # On a GPU the second one's 4 units would be told.
+    # On a GPU the second one's 4 units would be a finding.
     [loop] = script.profile.loops
     kernels = [(each["sides"], each["place"][1]) for each in loop.model["kernels"]]
     assert kernels == [
@@ -323,10 +323,12 @@ def test_time_outside_of_steps_is_named_by_its_line_and_steps_get_no_advice(
 
 
 @pytest.mark.soak
-def test_what_is_to_be_changed_is_told_where_it_was_written(ran: Mapping[str, Ran]) -> None:
+def test_a_finding_names_the_line_where_the_user_wrote_what_is_to_be_changed(
+    ran: Mapping[str, Ran],
+) -> None:
     script = ran["first_pass"]
-    told = [*script.profile.findings, *script.profile.minor]
-    lines = {(each.kind, each.place.line) for each in told}
+    findings = [*script.profile.findings, *script.profile.minor]
+    lines = {(each.kind, each.place.line) for each in findings}
 
     assert script.found()["float64_data"] == script.line("x = x / 255.0")
     assert {line for kind, line in lines if kind == "small_batch"} == {script.line("BATCH = 4")}
@@ -342,31 +344,31 @@ def test_a_timeline_is_kept_of_every_training_line(ran: Mapping[str, Ran]) -> No
 
 
 def test_a_fit_is_counted_for_the_batch_that_it_was_fed(ran: Mapping[str, Ran]) -> None:
-    [told] = ran["mnist_fit"].profile.to_json()["loops"]
+    [facts] = ran["mnist_fit"].profile.to_json()["loops"]
 
     first, second = 26 * 26 * 32 * 2 * 9 * 1, 24 * 24 * 32 * 2 * 9 * 32
     dense = 2 * (12 * 12 * 32) * 10
     # Of the first layer only the weights' gradient is needed.
-    assert told["flops_a_step"] == 128 * (2 * first + 3 * second + 3 * dense)
-    assert told["peak_of"] == "convolutions and products of matrices in float32"
-    assert min(told["peak_flops_per_s"], told["achieved_flops_per_s"]) > 0
-    assert told["mfu"] == pytest.approx(told["achieved_flops_per_s"] / told["peak_flops_per_s"])
+    assert facts["flops_a_step"] == 128 * (2 * first + 3 * second + 3 * dense)
+    assert facts["peak_of"] == "convolutions and products of matrices in float32"
+    assert min(facts["peak_flops_per_s"], facts["achieved_flops_per_s"]) > 0
+    assert facts["mfu"] == pytest.approx(facts["achieved_flops_per_s"] / facts["peak_flops_per_s"])
     [(name, figure), *_] = ran["mnist_fit"].profile.machine()
     assert name == f"MFU in mnist_fit.py:{ran['mnist_fit'].line('model.fit(')}"
     assert "GFLOP/s" in figure
 
 
 def test_a_loop_of_ones_own_too(ran: Mapping[str, Ran]) -> None:
-    [told] = ran["custom_loop"].profile.to_json()["loops"]
+    [facts] = ran["custom_loop"].profile.to_json()["loops"]
 
-    assert told["flops_a_step"] == 64 * (2 * 2 * 64 * 32 + 3 * 2 * 32 * 10)
-    assert told["peak_of"] == "products of matrices in float32"
-    assert told["mfu"] > 0
+    assert facts["flops_a_step"] == 64 * (2 * 2 * 64 * 32 + 3 * 2 * 32 * 10)
+    assert facts["peak_of"] == "products of matrices in float32"
+    assert facts["mfu"] > 0
 
 
-def test_nothing_is_counted_where_u_was_not_measured_or_nobody_asked(
+def test_nothing_is_counted_if_u_was_not_measured_or_mfu_is_off(
     ran: Mapping[str, Ran],
 ) -> None:
     for name in ran.keys() - set(COUNTED):
-        for told in ran[name].profile.to_json()["loops"]:
-            assert told["mfu"] is None
+        for facts in ran[name].profile.to_json()["loops"]:
+            assert facts["mfu"] is None

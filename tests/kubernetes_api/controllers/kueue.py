@@ -252,9 +252,9 @@ def _pod_sets(resource: Resource, item: Object) -> list[Object]:
 def _needs(workload: Object) -> dict[str, float]:
     needs: dict[str, float] = {}
     for each in workload["spec"]["podSets"]:
-        asked = quantities.of_pod(each["template"]["spec"], "limits")
-        asked |= quantities.of_pod(each["template"]["spec"]) | {"pods": 1.0}
-        for name, amount in asked.items():
+        requested = quantities.of_pod(each["template"]["spec"], "limits")
+        requested |= quantities.of_pod(each["template"]["spec"]) | {"pods": 1.0}
+        for name, amount in requested.items():
             needs[name] = needs.get(name, 0.0) + amount * each["count"]
     return needs
 

@@ -51,8 +51,8 @@ class Running:
 
     process: subprocess.Popen[bytes] | None = None
     started: str = ""
-    asked_s: float | None = None
-    """When it was asked to end, on the monotonic clock."""
+    end_requested_s: float | None = None
+    """When its end was requested, on the monotonic clock."""
 
     retry_s: float = 0.0
     attempts: int = 0
@@ -275,12 +275,12 @@ class Kubelet:
             self._remove(pod)
 
     def _ask_to_end(self, running: Running, grace_s: float) -> None:
-        if running.asked_s is None:
-            running.asked_s = time.monotonic()
+        if running.end_requested_s is None:
+            running.end_requested_s = time.monotonic()
             words = f"Stopping container {running.pod['spec']['containers'][0]['name']}"
             self._event(running.pod, "Killing", words)
             _signal(running, signal.SIGTERM)
-        elif time.monotonic() - running.asked_s >= grace_s:
+        elif time.monotonic() - running.end_requested_s >= grace_s:
             _signal(running, signal.SIGKILL)
 
     def _remove(self, pod: Object) -> None:

@@ -61,9 +61,9 @@ class Access:
 
     def review(self, request: Object) -> Object:
         """Answer a SelfSubjectAccessReview."""
-        asked = request.get("spec", {}).get("resourceAttributes", {})
-        name = "/".join(filter(None, (asked.get("resource"), asked.get("subresource"))))
-        allowed = self.allows(asked.get("verb", ""), asked.get("group", ""), name)
+        attributes = request.get("spec", {}).get("resourceAttributes", {})
+        name = "/".join(filter(None, (attributes.get("resource"), attributes.get("subresource"))))
+        allowed = self.allows(attributes.get("verb", ""), attributes.get("group", ""), name)
         status: Object = {"allowed": allowed}
         if not allowed:
             status["reason"] = "no RBAC policy matched"

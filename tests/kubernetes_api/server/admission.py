@@ -251,12 +251,12 @@ def _resource_rules(resources: Object, where: str) -> list[str]:
     limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
     for name, value in requests.items():
         limit = limits.get(name)
-        asked = quantities.value(value)
-        if limit is not None and asked > quantities.value(limit):
+        requested = quantities.value(value)
+        if limit is not None and requested > quantities.value(limit):
             causes.append(
                 f"{where}.requests: Invalid value: must be less than or equal to {name} limit"
             )
-        if "/" in name and (limit is None or asked != quantities.value(limit)):
+        if "/" in name and (limit is None or requested != quantities.value(limit)):
             causes.append(f"{where}.limits[{name}]: Required value: Limit must be set and equal")
     return causes
 
@@ -314,19 +314,19 @@ def _require_quota(storage: Storage, resource: Resource, item: Object) -> None:
     namespace = item["metadata"].get("namespace", "")
     for quota in storage.items(QUOTAS, namespace) if namespace else []:
         hard = quota["spec"].get("hard", {})
-        asked = _use(resource, item)
+        requested = _use(resource, item)
         if resource is PODS:
-            _require_given(quota, asked, item)
+            _require_given(quota, requested, item)
         over = [
             name
-            for name, amount in asked.items()
+            for name, amount in requested.items()
             if name in hard
             and amount + _used(storage, namespace, name) > quantities.value(hard[name])
         ]
         if over:
             parts = []
             for title, amounts in (
-                ("requested", asked),
+                ("requested", requested),
                 ("used", {name: _used(storage, namespace, name) for name in over}),
                 ("limited", hard),
             ):
@@ -336,11 +336,11 @@ def _require_quota(storage: Storage, resource: Resource, item: Object) -> None:
             raise forbidden(resource, item["metadata"].get("name", ""), why)
 
 
-def _require_given(quota: Object, asked: dict[str, float], item: Object) -> None:
+def _require_given(quota: Object, requested: dict[str, float], item: Object) -> None:
     missing = [
         name
         for name in quota["spec"].get("hard", {})
-        if name.startswith(("requests.", "limits.")) and "/" not in name and name not in asked
+        if name.startswith(("requests.", "limits.")) and "/" not in name and name not in requested
     ]
     if missing:
         listed = "; ".join(

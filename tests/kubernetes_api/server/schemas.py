@@ -1,7 +1,7 @@
 """Objects against their schemas: an unknown field is never silent, as with `fieldValidation=Strict`.
 
 Kubernetes' own kinds are checked against the schemas of `kubernetes_validate`, custom ones against their definitions.
-Rules in CEL (`x-kubernetes-validations`) are not run; those that matter here stand in `admission`.
+Rules in CEL (`x-kubernetes-validations`) are not run; those that matter here are in `admission`.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ def test_rows_without_names_are_padded_too() -> None:
         assert next(iter(body.values())) == [[1, 2], [3, -(2**63)]]
 
 
-def test_a_server_is_not_asked_about_lists_of_one_length() -> None:
+def test_a_server_is_not_queried_about_lists_of_one_length() -> None:
     def signatures() -> Mapping[str, SignatureSpec]:
         raise AssertionError
 

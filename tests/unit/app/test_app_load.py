@@ -65,7 +65,7 @@ def test_the_longest_and_the_mean_are_exact(values: list[float]) -> None:
     assert found.count == len(values)
 
 
-def test_what_nobody_answered_has_no_latency() -> None:
+def test_a_request_without_an_answer_has_no_latency() -> None:
     found = result(latencies(), errors={"HTTP 503": 200})
 
     assert found.as_json()["latency_ms"] is None
@@ -133,7 +133,7 @@ def test_load_that_would_not_end_is_refused(settings: dict[str, Any], rule: str)
         LoadConfig(**settings)
 
 
-def test_load_goes_to_this_machine_unless_told_otherwise() -> None:
+def test_load_goes_only_to_this_machine_by_default() -> None:
     # 192.0.2.0/24 is for documentation: nothing is sent to it here.
     with pytest.raises(ConfigError, match="add --allow-remote"):
         resolved("192.0.2.1", 80, allow_remote=False)

@@ -34,7 +34,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
 
 
 class Log(io.StringIO):
-    """What is written to stderr, which is no terminal."""
+    """What is written to stderr, which is not a terminal."""
 
     def new_lines(self) -> list[str]:
         """Since the last time."""
@@ -122,7 +122,7 @@ def test_the_next_stage_has_a_time_left_of_its_own(
     ]
 
 
-def test_a_terminal_shows_the_same_beside_its_bar(
+def test_a_terminal_shows_the_same_next_to_its_bar(
     clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     screen = io.StringIO()

@@ -33,7 +33,7 @@ def push(wanted: Experiment, noise: str, **model: object) -> str:
     """What the stage `push` and the end of a run do."""
     root = wanted.models_root
     path = root.parent / f"exported-{noise}-{len(list(root.parent.glob('exported*')))}"
-    saved_model(path, noise=noise, **model)  # type: ignore[arg-type]
+    saved_model(path, noise=noise, **model)  # type: ignore[arg-type]  # mypy cannot check **
     alias = alias_of_push(wanted)
     pushed = Repository(root).push(path, wanted.model_name, alias=alias)
     return start_rollout(wanted, pushed.version)

@@ -49,7 +49,7 @@ HOSTILE = [
         "😀",
     ),
 ]
-"""Names that end a string, a comment, a line or a YAML value where nobody looked."""
+"""Names that can end a string, a comment, a line or a YAML value by accident."""
 
 
 def write_csv(path: Path, columns: dict[str, Sequence[Any]], *, delimiter: str = ",") -> Path:
@@ -64,7 +64,7 @@ def table(rows: int = 60, **label: Sequence[Any]) -> dict[str, Sequence[Any]]:
     rng = np.random.default_rng(0)
     return {
         "width": [round(value, 3) for value in rng.normal(size=rows).tolist()],
-        "colour": rng.choice(["red", "", "blue"], rows).tolist(),
+        "color": rng.choice(["red", "", "blue"], rows).tolist(),
         **{name: values[:rows] for name, values in label.items()},
     }
 
@@ -207,14 +207,14 @@ def test_a_column_with_the_name_of_a_label_that_cannot_be_one_is_named(
 
 
 def test_the_wanted_label_is_taken(tmp_path: Path) -> None:
-    made = scaffold(tmp_path, table(target=cycled(0, 1)), label="colour")
+    made = scaffold(tmp_path, table(target=cycled(0, 1)), label="color")
 
-    assert (made.label, made.task) == ("colour", "binary")
+    assert (made.label, made.task) == ("color", "binary")
 
 
 @pytest.mark.parametrize(
     ("label", "words"),
-    [("colr", "Did you mean 'colour'"), ("same", "1 different values")],
+    [("colr", "Did you mean 'color'"), ("same", "1 different values")],
 )
 def test_a_label_that_cannot_be_one_is_refused(label: str, words: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=words):
@@ -243,7 +243,7 @@ def test_columns_are_fed_by_what_they_hold(tmp_path: Path) -> None:
     code = (tmp_path / "made/model.py").read_text()
     found = constants(code)
     assert found["NUMBERS"] == ["width", "house_price_index"]
-    assert found["WORDS"] == ["colour"]
+    assert found["WORDS"] == ["color"]
     assert found["HASHED"] == ["name", "ticket", "city"]
     assert '#   "passenger_id": by its name it only numbers the rows' in code
     assert '#   "constant": the same in every row' in code
@@ -321,7 +321,7 @@ def test_another_delimiter_is_found_and_written(tmp_path: Path) -> None:
     assert load_experiment(tmp_path / "made").files.delimiter == ";"
 
 
-def test_bad_rows_are_told_and_not_allowed_by_itself(tmp_path: Path) -> None:
+def test_bad_rows_are_reported_and_not_allowed_automatically(tmp_path: Path) -> None:
     source = write_csv(tmp_path / "data.csv", table(target=cycled(0, 1)))
     source.write_text(source.read_text() + "too,few\n")
 
@@ -479,7 +479,7 @@ def test_the_files_for_a_table_of_numbers_run(
     _, _, transform, model = make(tmp_path / "made", tmp_path / "work")
 
     assert model.output_shape == (None, outputs)
-    assert [feature.name for feature in transform.features] == ["width", "colour"]
+    assert [feature.name for feature in transform.features] == ["width", "color"]
 
 
 def test_the_lengths_of_lists_are_features_of_the_files_for_them(tmp_path: Path) -> None:

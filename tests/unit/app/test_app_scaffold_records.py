@@ -26,7 +26,7 @@ def test_init_takes_a_tfrecord_file(tmp_path: Path, sample_data: Path) -> None:
 
 def test_init_takes_json_lines(tmp_path: Path) -> None:
     source = tmp_path / "clicks.jsonl"
-    rows = [{"age": index, "colour": "red", "label": "yn"[index % 2]} for index in range(40)]
+    rows = [{"age": index, "color": "red", "label": "yn"[index % 2]} for index in range(40)]
     source.write_text("\n".join(map(json.dumps, rows)))
 
     made = write_experiment(tmp_path / "clicks", str(source))

@@ -34,14 +34,14 @@ def environ(cluster: dict[str, Any], job: str = "worker", index: int = 0) -> dic
 def test_a_process_is_a_task_if_tf_config_names_others() -> None:
     second = task_of(environ(PAIR, index=1))
     chief = task_of(environ({"chief": ["10.0.0.1:1"], "worker": ["10.0.0.1:2"]}, "chief"))
-    beside = task_of(environ({"chief": ["10.0.0.1:1"], "worker": ["10.0.0.1:2"]}))
+    with_chief = task_of(environ({"chief": ["10.0.0.1:1"], "worker": ["10.0.0.1:2"]}))
 
     assert second is not None
     assert chief is not None
-    assert beside is not None
+    assert with_chief is not None
     assert (second.leads, second.leader, second.near) == (False, "worker 0", 1)
     assert (chief.leads, chief.leader, chief.near) == (True, "the chief", 2)
-    assert (beside.leads, beside.rank) == (False, 1)
+    assert (with_chief.leads, with_chief.rank) == (False, 1)
     assert task_of({}) is None
     assert task_of(environ({"worker": ["10.0.0.1:2222"]})) is None
 

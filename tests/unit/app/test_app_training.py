@@ -89,10 +89,10 @@ def test_a_data_service_is_refused_to_several_workers_that_reduce(tmp_path: Path
 
 @pytest.mark.parametrize("began", ["one_device", "parameter_server"])
 def test_a_continued_run_keeps_its_parameter_servers(tmp_path: Path, began: str) -> None:
-    before = replace(RESOLVED, strategy=began)  # type: ignore[arg-type]
+    before = replace(RESOLVED, strategy=began)  # type: ignore[arg-type]  # a string of a Literal
     other = {"one_device": "parameter_server", "parameter_server": "one_device"}[began]
     resolve_once(tmp_path, TrainConfig(), before)
     (tmp_path / CHECKPOINTS / "step-0000000003").mkdir(parents=True)
 
     with pytest.raises(UserError, match="must continue with parameter servers if it started"):
-        resolve_once(tmp_path, TrainConfig(), replace(RESOLVED, strategy=other))  # type: ignore[arg-type]
+        resolve_once(tmp_path, TrainConfig(), replace(RESOLVED, strategy=other))  # type: ignore[arg-type]  # a string of a Literal

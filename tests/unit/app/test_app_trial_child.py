@@ -11,10 +11,10 @@ from stoker.core.errors import UserError
 
 
 def failing(error: Exception) -> dict[str, str]:
-    def asked() -> NoReturn:
+    def fail() -> NoReturn:
         raise error
 
-    return answer_of(asked)
+    return answer_of(fail)
 
 
 def test_what_a_users_python_raised_stands_before_tensorflows_wrapping() -> None:

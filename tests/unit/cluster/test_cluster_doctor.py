@@ -399,7 +399,7 @@ int ncclGetVersion(int *version) { *version = 22703; return 0; }
     ("number", "cudnn"),
     [("90300", "9.3.0"), pytest.param("8907", "8.9.7", marks=pytest.mark.soak)],
 )
-def test_libraries_of_the_system_are_asked_for_their_versions(
+def test_libraries_of_the_system_are_queried_for_their_versions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: str, cudnn: str
 ) -> None:
     """Found as the loader finds them, in a process of its own."""
@@ -502,11 +502,11 @@ def test_limits_are_those_of_the_process(tmp_path: Path, rights: str, locked: in
         "print(here.address_space_bytes, here.locked_bytes)"
     )
 
-    told = subprocess.run(
+    done = subprocess.run(
         [sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=True
     )
 
-    assert told.stdout.split() == [str(8 << 30), str(locked)]
+    assert done.stdout.split() == [str(8 << 30), str(locked)]
 
 
 def test_a_disk_is_measured_and_nothing_is_left_on_it(tmp_path: Path) -> None:

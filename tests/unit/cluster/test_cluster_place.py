@@ -144,7 +144,7 @@ def test_the_interface_that_the_user_names_gives_the_address() -> None:
     assert "This machine has " in caught.value.line()
 
 
-def told(address: str, machine: str, port: int = 1) -> Announcement:
+def announcement(address: str, machine: str, port: int = 1) -> Announcement:
     return Announcement(address=address, port=port, machine=machine)
 
 
@@ -153,7 +153,7 @@ def test_tasks_find_each_other_by_files_whichever_comes_first(tmp_path: Path) ->
 
     def come(rank: int) -> None:
         place = Place(rank=rank, tasks=3)
-        announce(folder, place, told(f"10.0.0.{rank}", f"m{rank}", 100 + rank))
+        announce(folder, place, announcement(f"10.0.0.{rank}", f"m{rank}", 100 + rank))
         found[rank] = agreed_cluster(place, gather(folder, place, check=lambda: None))
 
     threads = [threading.Thread(target=come, args=(rank,)) for rank in (2, 0, 1)]
@@ -170,7 +170,7 @@ def test_tasks_find_each_other_by_files_whichever_comes_first(tmp_path: Path) ->
 
 def test_tasks_that_do_not_come_are_named_and_all_may_start_again(tmp_path: Path) -> None:
     place = Place(rank=1, tasks=4)
-    announce(tmp_path, place, told("10.0.0.1", "m1"))
+    announce(tmp_path, place, announcement("10.0.0.1", "m1"))
 
     with pytest.raises(TasksMissing) as caught:
         gather(tmp_path, place, check=lambda: None, longest_s=0.1)
@@ -181,10 +181,10 @@ def test_tasks_that_do_not_come_are_named_and_all_may_start_again(tmp_path: Path
 
 def test_a_rank_that_is_started_twice_is_refused(tmp_path: Path) -> None:
     place = Place(rank=1, tasks=2)
-    announce(tmp_path, place, told("10.0.0.1", "m1"))
+    announce(tmp_path, place, announcement("10.0.0.1", "m1"))
 
     with pytest.raises(ConfigError, match="task 1 must be started once in each start"):
-        announce(tmp_path, place, told("10.0.0.2", "m2"))
+        announce(tmp_path, place, announcement("10.0.0.2", "m2"))
 
     assert (tmp_path / "1").read_text() == "10.0.0.1:1\nm1\n"
     assert len(list(tmp_path.iterdir())) == 1
@@ -192,21 +192,26 @@ def test_a_rank_that_is_started_twice_is_refused(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_gone_is_one_line(tmp_path: Path) -> None:
     with pytest.raises(UserError) as caught:
-        announce(tmp_path / "gone" / "1.tasks", Place(rank=0, tasks=2), told("10.0.0.1", "m1"))
+        announce(
+            tmp_path / "gone" / "1.tasks", Place(rank=0, tasks=2), announcement("10.0.0.1", "m1")
+        )
 
     assert "must be a folder that can be written" in caught.value.line()
     assert not (tmp_path / "gone").exists()
 
 
 def test_tasks_of_one_machine_use_its_loopback_unless_the_user_chose_the_network() -> None:
-    place, tasks = Place(rank=0, tasks=2), (told("10.0.0.1", "m", 1), told("10.0.0.1", "m", 2))
+    place, tasks = (
+        Place(rank=0, tasks=2),
+        (announcement("10.0.0.1", "m", 1), announcement("10.0.0.1", "m", 2)),
+    )
 
     assert agreed_cluster(place, tasks).workers == ("127.0.0.1:1", "127.0.0.1:2")
     assert agreed_cluster(place, tasks, keeps=True).workers == ("10.0.0.1:1", "10.0.0.1:2")
 
 
 def test_a_machine_that_others_cannot_reach_is_named() -> None:
-    tasks = (told("10.0.0.1", "m1"), told("127.0.0.1", "m2"))
+    tasks = (announcement("10.0.0.1", "m1"), announcement("127.0.0.1", "m2"))
 
     with pytest.raises(ConfigError) as caught:
         agreed_cluster(Place(rank=0, tasks=2), tasks)

@@ -138,7 +138,7 @@ def test_nothing_but_a_clear_error_comes_of_any_text(text: str) -> None:
         parse_tf_config(text)
 
 
-def test_a_held_port_is_given_to_nobody_else_and_taken_by_its_server() -> None:
+def test_a_held_port_is_given_to_no_other_process_and_taken_by_its_server() -> None:
     with held_ports(2) as (first, second):
         assert first != second
         with socket.socket() as stranger, pytest.raises(OSError, match="in use"):

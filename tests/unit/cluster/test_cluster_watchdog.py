@@ -135,7 +135,7 @@ def test_a_pause_of_the_launcher_itself_is_on_nobodys_account() -> None:
     assert watchdog.silent(602.0) == ()
 
 
-def test_a_worker_that_was_started_again_begins_anew() -> None:
+def test_a_worker_that_was_started_again_has_a_new_limit() -> None:
     watchdog = watch("serve")
     watchdog.began(0, now_s=100.0)
 

@@ -203,7 +203,7 @@ def test_no_change_that_can_reach_the_function_is_missed(
     assert function_fingerprint(tmp_path, "model", "build") != before
 
 
-def test_runs_and_models_beside_the_code_do_not_count(folder: Path) -> None:
+def test_runs_and_models_next_to_the_code_do_not_count(folder: Path) -> None:
     edit(folder / "model.py", "import helpers", "import helpers\nfrom helpers import *")
     before = function_fingerprint(folder, "model", "build")
     made = {"runs/r1": ["run.json", "lock"], "models/taxi/1": ["stoker.manifest.json"]}
@@ -216,7 +216,7 @@ def test_runs_and_models_beside_the_code_do_not_count(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["stoker.yaml", "stoker.lock.yaml", ".stoker.lock.yaml.x1.tmp"])
-def test_what_stoker_writes_beside_code_that_cannot_be_followed_does_not_count(
+def test_what_stoker_writes_next_to_code_that_cannot_be_followed_does_not_count(
     folder: Path, name: str
 ) -> None:
     edit(folder / "model.py", "SIZE = 3", "import os\nSIZE = int(os.environ.get('SIZE', 3))")

@@ -194,7 +194,7 @@ class Parcel:
     what: Box | Ball | str
 
 
-def test_one_of_several_sections_is_told_by_its_keys() -> None:
+def test_one_of_several_sections_is_recognized_by_its_keys() -> None:
     assert build(Parcel, {"what": {"radius": 2}}).what == Ball(radius=2)
     assert build(Parcel, {"what": {"width": 2}}).what == Box(width=2)
     assert build(Parcel, {"what": Ball(radius=2)}).what == Ball(radius=2)

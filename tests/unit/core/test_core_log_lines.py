@@ -132,7 +132,7 @@ def test_a_program_reads_it_so_it_is_no_terminal(begin: Callable[[], io.StringIO
     assert isinstance(sys.stderr, JsonStream)
     assert not sys.stderr.isatty()
     with pytest.raises(TypeError):
-        sys.stderr.write(b"bytes")  # type: ignore[arg-type]
+        sys.stderr.write(b"bytes")  # type: ignore[arg-type]  # on purpose the wrong type
     log_lines.enable({})
     print("once", file=sys.stderr)
     assert len(lines(written)) == 1

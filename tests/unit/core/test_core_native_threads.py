@@ -1,4 +1,4 @@
-"""The end of a process in which a thread is inside of native code: a stand-in crashes as XLA would."""
+"""The end of a process in which a thread runs native code: a substitute crashes as XLA would."""
 
 from __future__ import annotations
 

@@ -104,7 +104,9 @@ LISTINGS = {
 }
 
 
-def test_a_listed_folder_counts_with_the_names_in_it_whoever_lists_it(folder: Path) -> None:
+def test_a_listed_folder_counts_with_the_names_in_it_whichever_function_lists_it(
+    folder: Path,
+) -> None:
     for name in LISTINGS:
         (folder / name).mkdir()
         (folder / name / "1.png").touch()
@@ -188,7 +190,7 @@ def test_a_name_counts_as_the_runs_own_where_it_reads_data_only_if_it_has_create
 
     reads = observed(folder, code, watched=watched)
 
-    # Without inotify every file counts as read, and nobody tells who has created one.
+    # Without inotify every file counts as read, and it is unknown who created one.
     assert changed(reads, folder) == ({"data"} if watched else {"data", "out"})
     for path in folder.glob("*/[bc].csv"):
         path.unlink(missing_ok=not watched or path.parent.name == "data")
@@ -207,7 +209,9 @@ def test_another_stage_knows_the_names_and_its_own_reads_decide(folder: Path) ->
     assert "images/a/3.png" not in both.not_listed()
 
 
-def test_a_link_that_is_pointed_elsewhere_counts_whoever_reads_through_it(folder: Path) -> None:
+def test_a_link_that_gets_another_target_counts_whichever_function_reads_through_it(
+    folder: Path,
+) -> None:
     for name in ("v1/a.csv", "v2/a.csv", "../out1/a.csv", "../out2/a.csv"):
         (folder / name).parent.mkdir()
         (folder / name).write_text("the same")
@@ -432,7 +436,7 @@ def test_a_file_is_hashed_once_in_a_process_unless_it_has_changed(
         lambda: path.replace(path.with_name("kept")) and path.write_text("notes.txt"),
     ]
     for change in changes:
-        time.sleep(0.02)
+        time.sleep(0.02)  # longer than the resolution of a file's times
         change()
         marks.append(mark_of(path))
 

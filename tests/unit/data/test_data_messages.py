@@ -1,4 +1,4 @@
-"""What a user is told whose data is another than its name or the settings say."""
+"""The errors on data that differs from its name or from the settings."""
 
 from __future__ import annotations
 

@@ -216,7 +216,7 @@ def test_ingest_stops_at_a_vector_of_another_length_and_leaves_nothing(tmp_path:
     assert not list(tmp_path.glob("out/**/*.parquet"))
 
 
-def test_a_bad_value_in_a_vector_is_shown_and_its_neighbours_stay(tmp_path: Path) -> None:
+def test_a_bad_value_in_a_vector_is_shown_and_its_neighbors_stay(tmp_path: Path) -> None:
     table = {
         "whole": pa.array([[1, 2], [3, None], [5, 6], [7, 8]]),
         "text": pa.array([["a", "b"], ["c", "d"], ["e", "f\0"], [None, "h"]]),

@@ -59,7 +59,9 @@ def test_a_manifest_says_all_that_the_dataset_says(dataset: Dataset) -> None:
     assert load_dataset(dataset.root) == dataset
 
 
-def test_batches_come_in_order_across_shards_and_no_larger_than_asked(dataset: Dataset) -> None:
+def test_batches_come_in_order_across_shards_and_are_not_larger_than_requested(
+    dataset: Dataset,
+) -> None:
     batches = list(dataset.batches("train", columns=["i"], rows=4))
 
     assert [row for batch in batches for row in batch["i"].to_pylist()] == list(range(15))
@@ -68,7 +70,7 @@ def test_batches_come_in_order_across_shards_and_no_larger_than_asked(dataset: D
     assert dataset.rows("train") == 15
 
 
-def test_a_table_has_the_columns_in_the_order_that_was_asked_for(dataset: Dataset) -> None:
+def test_a_table_has_the_columns_in_the_requested_order(dataset: Dataset) -> None:
     assert dataset.table("eval", columns=["s", "i"]).schema.names == ["s", "i"]
 
 

@@ -272,10 +272,10 @@ def test_columns_that_decide_a_label_made_by_the_function_are_found_and_no_other
         served=served,
     )
 
-    told = [(leak.column, leak.message) for leak in found]
+    messages = [(leak.column, leak.message) for leak in found]
     said = "alone decides the label 'made' in every row"
     subjects = {"orders": "the length of its list"}
-    assert told == [(name, f"{subjects.get(name, 'it')} {said}") for name in decide]
+    assert messages == [(name, f"{subjects.get(name, 'it')} {said}") for name in decide]
 
 
 def test_few_rows_and_few_of_a_class_decide_nothing(tmp_path: Path) -> None:
@@ -445,7 +445,7 @@ SERVED: dict[str, tuple[int | None, ...]] = {
 LABEL = LabelSpec(name="y", dtype="int64", shape=(), classes=None)
 
 
-def told(**given: Any) -> list[str]:
+def lines_of(**given: Any) -> list[str]:
     plain: dict[str, Any] = {"anomalies": (), "losses": (), "label_columns": ("y",), "own": False}
     return [
         finding.line()
@@ -454,7 +454,7 @@ def told(**given: Any) -> list[str]:
 
 
 def test_only_columns_that_the_model_sees_are_judged_each_in_one_line_with_the_remedy() -> None:
-    lines = told(
+    lines = lines_of(
         anomalies=[
             anomaly("a", "constant"),
             anomaly("b", "decides_label"),
@@ -472,21 +472,23 @@ def test_only_columns_that_the_model_sees_are_judged_each_in_one_line_with_the_r
     )
     assert lost.startswith("99% of the values of 'c' in eval are not in its vocabulary. Use")
     assert constant.endswith("Set data.columns: {exclude: ['a']}.")
-    [by_length] = told(anomalies=[anomaly("list", "decides_label")])
+    [by_length] = lines_of(anomalies=[anomaly("list", "decides_label")])
     assert by_length.startswith("column 'list' of train: it is so. Set data.columns: {exclude")
     twice = [anomaly("a", "decides_label")] * 2
     many = [loss("a", lost=150), loss("b", lost=150), loss("b", lost=160)]
-    assert [line.split("'")[1] for line in told(anomalies=twice, losses=many)] == ["a", "b"]
-    [own] = told(anomalies=[anomaly("a", "all_missing")], own=True, label_columns=("a",))
+    assert [line.split("'")[1] for line in lines_of(anomalies=twice, losses=many)] == ["a", "b"]
+    [own] = lines_of(anomalies=[anomaly("a", "all_missing")], own=True, label_columns=("a",))
     assert own.endswith("Leave it out of the elements.")
 
 
-def test_numbers_that_are_rounded_and_classes_that_look_alike_are_told_with_the_remedy() -> None:
+def test_numbers_that_are_rounded_and_classes_that_look_alike_are_reported_with_the_remedy() -> (
+    None
+):
     texts = LabelSpec(name="y", dtype="int64", shape=(), classes=("No", "Yes", "yes ", "yes, no"))
     rounded = [anomaly("a", "rounded")]
 
-    numbers, alike = told(anomalies=rounded, labels={"": texts})
-    [own] = told(anomalies=rounded, own=True)
+    numbers, alike = lines_of(anomalies=rounded, labels={"": texts})
+    [own] = lines_of(anomalies=rounded, own=True)
 
     assert numbers.startswith("column 'a' of train: it is so. Subtract an offset in the source; or")
     assert "tf.strings.to_number(inputs['a'], tf.float64)" in numbers
@@ -495,12 +497,12 @@ def test_numbers_that_are_rounded_and_classes_that_look_alike_are_told_with_the_
 
 
 def test_a_label_made_only_of_what_the_model_sees_is_a_warning() -> None:
-    [line] = told(label_columns=("a", "b"))
+    [line] = lines_of(label_columns=("a", "b"))
 
     assert line.startswith("the label is computed from columns that the model sees: a, b.")
-    assert told(label_columns=("a", "tips")) == []
+    assert lines_of(label_columns=("a", "tips")) == []
     # The last place of a window of which the features are the others.
-    assert told(label_columns=("mask",)) == told(label_columns=("mask", "a")) == []
+    assert lines_of(label_columns=("mask",)) == lines_of(label_columns=("mask", "a")) == []
     # A picture that is to be restored is its own label.
     of_vectors = LabelSpec(name="y", dtype="float32", shape=(8,), classes=None)
-    assert told(label_columns=("mask",), labels={"": of_vectors}) == []
+    assert lines_of(label_columns=("mask",), labels={"": of_vectors}) == []

@@ -152,7 +152,7 @@ def test_augmentation_is_the_same_in_every_version() -> None:
     assert found == json.loads(GOLDEN.read_text())
 
 
-def test_factors_of_one_change_no_colour() -> None:
+def test_factors_of_one_change_no_color() -> None:
     images = np.random.default_rng(0).integers(0, 256, (4, 6, 5, 3), np.uint8)
 
     made = jitter_colors(tf.constant(images), tf.ones([4, 3]))
@@ -160,19 +160,19 @@ def test_factors_of_one_change_no_colour() -> None:
     assert np.array_equal(made, images)
 
 
-def test_colours_change_as_the_definitions_say() -> None:
+def test_colors_change_as_the_definitions_say() -> None:
     images = np.random.default_rng(0).integers(0, 256, (3, 6, 5, 3), np.uint8)
     factors = np.array([[0.5, 1, 1], [1, 0.0, 1], [1, 1, 0.0]], np.float32)
 
     made = np.asarray(jitter_colors(tf.constant(images), tf.constant(factors))).astype(float)
 
-    grey = images.astype(float) @ [0.299, 0.587, 0.114]
+    gray = images.astype(float) @ [0.299, 0.587, 0.114]
     assert np.abs(made[0] - images[0] * 0.5).max() <= 0.51
-    assert np.abs(made[1] - grey[1].mean()).max() <= 0.51
-    assert np.abs(made[2] - grey[2][..., np.newaxis]).max() <= 0.51
+    assert np.abs(made[1] - gray[1].mean()).max() <= 0.51
+    assert np.abs(made[2] - gray[2][..., np.newaxis]).max() <= 0.51
 
 
-def test_grey_images_take_jitter_too() -> None:
+def test_gray_images_take_jitter_too() -> None:
     images = np.full((2, 3, 3, 1), 100, np.uint8)
 
     made = jitter_colors(tf.constant(images), tf.constant([[1.5, 1, 0.3], [0.5, 1, 2.0]]))
@@ -191,4 +191,4 @@ def test_grey_images_take_jitter_too() -> None:
 )
 def test_a_setting_out_of_range_is_named(make: object, key: str) -> None:
     with pytest.raises(ConfigError, match=key):
-        make()  # type: ignore[operator]
+        make()  # type: ignore[operator]  # an object that can be called

@@ -53,7 +53,7 @@ def test_a_window_holds_at_least_sixteen_groups_where_there_are_as_many(
 
 
 @given(groups=st.integers(1, 400), windows=st.integers(1, 40), seed=numbers)
-def test_a_window_holds_one_group_of_every_stretch_of_neighbours(
+def test_a_window_holds_one_group_of_every_stretch_of_neighbors(
     groups: int, windows: int, seed: int
 ) -> None:
     dealt = deal_groups(groups, windows=windows, seed=seed, epoch=1)
@@ -72,7 +72,7 @@ def test_a_table_of_one_window_has_the_order_of_single_rows() -> None:
     assert window.order(0, 700).tolist() == expected.tolist()
 
 
-def test_every_epoch_and_every_seed_deals_anew() -> None:
+def test_every_epoch_and_every_seed_deals_again() -> None:
     drawn = {
         (seed, epoch): [
             each.groups.tolist()

@@ -19,7 +19,7 @@ def incremented(x: tf.Tensor) -> tf.Tensor:
 
 
 def plain() -> tf.data.Dataset[Any]:
-    """As someone wrote it who thought of no speed, TensorFlow's own rewriting turned off."""
+    """A pipeline written without regard to speed, with TensorFlow's own rewriting turned off."""
     written = tf.data.Dataset.range(64).map(incremented).batch(4)
     none = tf.data.Options()
     none.experimental_optimization.apply_default_optimizations = False
@@ -75,7 +75,7 @@ def test_threads_of_its_own_are_really_its_own() -> None:
 
     def note(x: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
         seen.add(threading.get_ident())
-        time.sleep(0.01)
+        time.sleep(0.01)  # so that several threads get work
         return x
 
     def noted(x: tf.Tensor) -> tf.Tensor:

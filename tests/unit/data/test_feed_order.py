@@ -21,7 +21,7 @@ def test_every_sample_stands_exactly_once_in_an_epoch(size: int, seed: int, epoc
 
 
 @given(size=st.integers(2, 10**12), position=st.integers(0, 10**12), seed=st.integers(0, 10**6))
-def test_one_position_asked_alone_is_the_same_as_among_others(
+def test_one_position_computed_alone_is_the_same_as_among_others(
     size: int, position: int, seed: int
 ) -> None:
     position %= size

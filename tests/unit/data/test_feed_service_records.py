@@ -112,18 +112,18 @@ def test_whatever_the_values_they_come_back(rows: list[tuple[int, float, bytes]]
     assert all(same(raw[name], arrays[name]) for name in arrays)
 
 
-def test_a_copy_is_made_once_and_anew_for_other_data(tmp_path: Path) -> None:
+def test_a_copy_is_made_once_and_again_for_other_data(tmp_path: Path) -> None:
     dataset = make_dataset(tmp_path / "data", rows=50)
     first = copied(dataset, "train", tmp_path / "copy", columns=COLUMNS)
     made_ns = (tmp_path / "copy" / "00000.tfrecord").stat().st_mtime_ns
 
     again = copied(dataset, "train", tmp_path / "copy", columns=COLUMNS)
     other = make_dataset(tmp_path / "other", rows=40, salt="1")
-    anew = copied(other, "train", tmp_path / "copy", columns=COLUMNS)
+    other_copy = copied(other, "train", tmp_path / "copy", columns=COLUMNS)
 
     assert again == first
     assert (tmp_path / "copy" / "00000.tfrecord").stat().st_mtime_ns != made_ns
-    assert (len(anew.files), anew.rows) == (40, 40)
+    assert (len(other_copy.files), other_copy.rows) == (40, 40)
     assert sorted(p.name for p in tmp_path.iterdir()) == [".copy.lock", "copy", "data", "other"]
 
 
@@ -144,7 +144,7 @@ DAMAGES = {
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_is_named_before_tensorflow_opens_it_and_made_anew(
+def test_a_damaged_file_is_named_before_tensorflow_opens_it_and_written_again(
     tmp_path: Path, damage: str
 ) -> None:
     dataset = make_dataset(tmp_path / "data", rows=50)
@@ -154,7 +154,7 @@ def test_a_damaged_file_is_named_before_tensorflow_opens_it_and_made_anew(
 
     with pytest.raises(DataError, match=r"00003\.tfrecord must be an intact part"):
         load_copy(tmp_path / "copy", key=dataset.fingerprint_of([c.name for c in COLUMNS]))
-    mended = copied(dataset, "train", tmp_path / "copy", columns=COLUMNS)
+    rewritten = copied(dataset, "train", tmp_path / "copy", columns=COLUMNS)
 
-    assert mended == whole
-    assert len(list(tf.data.TFRecordDataset(mended.paths))) == 50
+    assert rewritten == whole
+    assert len(list(tf.data.TFRecordDataset(rewritten.paths))) == 50

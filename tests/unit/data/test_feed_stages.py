@@ -109,7 +109,7 @@ SECOND = 1_000_000_000
 
 
 def test_costs_are_by_sample_whatever_a_stages_elements_are() -> None:
-    told = model(
+    described = model(
         node(1, "Root", inputs=[2], num_elements=10, processing_time=99, node_class=KNOWN, ratio=1),
         # 10 batches of 4 have left it, and 2 are on their way.
         node(
@@ -135,7 +135,7 @@ def test_costs_are_by_sample_whatever_a_stages_elements_are() -> None:
         node(5, "Range", num_elements=96, processing_time=96 * SECOND, node_class=KNOWN),
     )
 
-    stages = model_stages(told, samples_per_element=4)
+    stages = model_stages(described, samples_per_element=4)
 
     assert [stage.name for stage in stages] == ["Range", "Filter", "Batch", "ParallelMap"]
     assert [stage.cpu_s_per_sample for stage in stages] == pytest.approx([2.0, 1.0, 0.0, 0.25])
@@ -145,7 +145,7 @@ def test_costs_are_by_sample_whatever_a_stages_elements_are() -> None:
 
 
 def test_pipelines_that_are_taken_in_turn_are_one_stage_and_equal_names_are_numbered() -> None:
-    told = model(
+    described = model(
         node(1, "Root", inputs=[2], num_elements=12, node_class=KNOWN, ratio=1),
         node(2, "Map", inputs=[3], num_elements=12, processing_time=12 * SECOND, node_class=KNOWN),
         node(3, "Interleave", inputs=[4, 5, 6, 7], num_elements=12, node_class=INTERLEAVE),
@@ -155,7 +155,7 @@ def test_pipelines_that_are_taken_in_turn_are_one_stage_and_equal_names_are_numb
         node(7, "Map", num_elements=0, node_class=KNOWN),
     )
 
-    stages = model_stages(told, samples_per_element=1)
+    stages = model_stages(described, samples_per_element=1)
 
     assert [stage.name for stage in stages] == ["Files", "Map", "Interleave", "Map 2"]
     # A file is four samples; of two pipelines one gave three samples of four, at 2 s, the other at 6.

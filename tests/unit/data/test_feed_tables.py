@@ -138,7 +138,7 @@ def test_a_run_that_goes_on_reads_what_the_first_would_have_read(cut_table: CutT
             assert_equal(found, wanted)
 
 
-def test_any_stretch_of_the_order_can_be_asked_for_without_reading(cut_table: CutTable) -> None:
+def test_any_part_of_the_order_is_known_without_reading(cut_table: CutTable) -> None:
     dataset = cut_table(rows_of_every_kind(640), COLUMNS, [[10] * 40, [8] * 30])
     stream = TableStream(dataset, "train", columns=COLUMNS, window_bytes=1)
     read = [

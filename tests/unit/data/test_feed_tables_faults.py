@@ -183,7 +183,7 @@ def test_a_shard_with_another_type_of_column_is_named(dataset: Dataset, shard: P
     pq.write_table(table.set_column(1, "count", table["count"].cast("int32")), shard)
     first, second = dataset.splits["train"]
     facts = {"size_bytes": shard.stat().st_size, "sha256": sha256_file(shard)}
-    other = replace(dataset, splits={"train": (first, replace(second, **facts))})  # type: ignore[arg-type]
+    other = replace(dataset, splits={"train": (first, replace(second, **facts))})  # type: ignore[arg-type]  # mypy cannot check **
 
     with pytest.raises(DataError, match=f"shard {shard} must hold column 'count' as int64"):
         opened(other)

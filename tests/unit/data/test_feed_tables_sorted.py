@@ -100,5 +100,5 @@ def test_labels_of_a_batch_vary_as_in_data_permuted_whole(cut_table: CutTable, g
     permuted = np.var([y.mean() for _, y in permuted_whole(data, 1, 4) if len(y) == BATCH])
 
     # 128 labels of a coin vary by 0.0018. A window of 16 groups that were drawn freely would add
-    # 0.0146, and 16 neighbours 0.23.
+    # 0.0146, and 16 neighbors 0.23.
     assert streamed < 1.35 * permuted

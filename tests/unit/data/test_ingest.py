@@ -354,7 +354,7 @@ def test_many_bad_rows_are_counted_and_the_first_named(tmp_path: Path) -> None:
     )
 
 
-def test_max_bad_rows_permits_and_lists_them_and_keeps_their_neighbours(tmp_path: Path) -> None:
+def test_max_bad_rows_permits_and_lists_them_and_keeps_their_neighbors(tmp_path: Path) -> None:
     source = numbered(tmp_path / "data.csv", 100)
     lines = source.read_text().splitlines()
     lines[50] = "only one"

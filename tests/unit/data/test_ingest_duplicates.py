@@ -254,7 +254,7 @@ def test_copies_of_images_stay_together_unless_they_are_spread(
     found = dealt(dataset)
     images = [{image for image, *_ in found[split]} for split in ("train", "eval")]
     assert images[0].isdisjoint(images[1]) == (mode != "spread")
-    # The same picture in another class is no copy: which of the two is right is not for us to say.
+    # The same picture in another class is not a copy: Stoker cannot know which of the two is right.
     classes = Counter(label for rows in found.values() for _, label, _ in rows)
     assert classes == ({"cat": 30, "dog": 30} if mode == "drop" else {"cat": 60, "dog": 30})
     assert dataset.copies_dropped == (30 if mode == "drop" else 0)
@@ -376,4 +376,4 @@ def test_a_million_distinct_rows_take_16_bytes_each_and_the_disk_beyond_the_limi
 
 def test_another_value_of_duplicates_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="must be spread, together, drop"):
-        IngestConfig(source="x.csv", duplicates="apart")  # type: ignore[arg-type]
+        IngestConfig(source="x.csv", duplicates="apart")  # type: ignore[arg-type]  # on purpose the wrong type

@@ -69,15 +69,15 @@ def test_for_one_epoch_nothing_pays() -> None:
     assert "would not pay for itself within 1 epochs" in chosen.why
 
 
-def test_small_images_are_not_stored_anew() -> None:
+def test_small_images_are_not_encoded_again() -> None:
     space = replace(AMPLE, memory_bytes=1 << 20)
 
     assert choose(ImagesConfig(allow_lossy=True), SMALL, space=space).store == "original"
 
 
 @pytest.mark.parametrize("store", ["original", "resized", "raw"])
-def test_what_is_asked_for_by_name_is_done_and_loss_is_said(store: str) -> None:
-    chosen = choose(ImagesConfig(store=store), epochs=1)  # type: ignore[arg-type]
+def test_a_store_that_is_set_by_name_is_used_and_its_loss_is_reported(store: str) -> None:
+    chosen = choose(ImagesConfig(store=store), epochs=1)  # type: ignore[arg-type]  # a string of a Literal
 
     assert chosen.store == store
     assert ("lossy" in chosen.why) == (store != "original")

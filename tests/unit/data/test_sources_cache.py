@@ -38,10 +38,10 @@ class Counting:
     """Gives every object's content, in two pieces, and counts how often."""
 
     def __init__(self) -> None:
-        self.asked: list[str] = []
+        self.requested: list[str] = []
 
     def __call__(self, what: Wanted) -> Iterator[bytes]:
-        self.asked.append(what.location)
+        self.requested.append(what.location)
         whole = content(what)
         yield whole[: len(whole) // 2]
         yield whole[len(whole) // 2 :]
@@ -71,7 +71,7 @@ def test_an_object_is_fetched_once_and_read_again_by_another_process(tmp_path: P
 
     assert read(first, wanted("a"), fetch) == content(wanted("a"))
     assert read(first, wanted("a"), fetch) == read(later, wanted("a"), fetch)
-    assert len(fetch.asked) == 1
+    assert len(fetch.requested) == 1
 
 
 def test_the_name_of_a_pinned_file_tells_its_hash(tmp_path: Path) -> None:
@@ -95,7 +95,7 @@ def test_every_flipped_bit_is_found_and_the_object_fetched_again(
     path.write_bytes(raw)
 
     assert read(Cache(folder, limit_bytes=LIMIT), wanted("a"), fetch) == content(wanted("a"))
-    assert len(fetch.asked) == 2
+    assert len(fetch.requested) == 2
     assert len(objects(folder)) == 1
 
 
@@ -113,7 +113,7 @@ def test_a_changed_object_is_another_entry(tmp_path: Path) -> None:
     for size, mtime_ns in ((10, LONG_AGO_NS), (11, LONG_AGO_NS), (10, LONG_AGO_NS + 1)):
         read(cache, wanted("a", size, mtime_ns), fetch)
 
-    assert len(fetch.asked) == 3
+    assert len(fetch.requested) == 3
 
 
 def test_what_was_fetched_within_a_second_of_its_writing_is_not_trusted_later(
@@ -123,9 +123,9 @@ def test_what_was_fetched_within_a_second_of_its_writing_is_not_trusted_later(
     first = Cache(tmp_path, limit_bytes=LIMIT)
     read(first, young, fetch)
     read(first, young, fetch)
-    assert len(fetch.asked) == 1
+    assert len(fetch.requested) == 1
     read(Cache(tmp_path, limit_bytes=LIMIT), young, fetch)
-    assert len(fetch.asked) == 2
+    assert len(fetch.requested) == 2
 
 
 @settings(max_examples=40)
@@ -153,11 +153,11 @@ def test_what_was_used_longest_ago_goes_first(tmp_path: Path) -> None:
         read(cache, wanted(name, 3000), fetch)
     read(cache, wanted("a", 3000), fetch)
     read(cache, wanted("d", 3000), fetch)
-    fetch.asked.clear()
+    fetch.requested.clear()
 
     for name in "acd":
         read(cache, wanted(name, 3000), fetch)
-    assert fetch.asked == []
+    assert fetch.requested == []
 
 
 def test_what_is_read_is_not_evicted(tmp_path: Path) -> None:
@@ -189,7 +189,7 @@ def test_an_object_beyond_the_bound_is_refused_with_both_figures(tmp_path: Path)
     cache, fetch = Cache(tmp_path, limit_bytes=LIMIT), Counting()
     with pytest.raises(UserError, match=r"s3://b/a.*10,000.*10,001 bytes"):
         read(cache, wanted("a", LIMIT + 1), fetch)
-    assert fetch.asked == []
+    assert fetch.requested == []
 
 
 def test_a_fetch_that_fails_leaves_nothing(tmp_path: Path) -> None:
@@ -211,7 +211,7 @@ def test_threads_fetch_an_object_once(tmp_path: Path) -> None:
     with ThreadPoolExecutor(16) as pool:
         found = list(pool.map(lambda _: read(cache, wanted("a"), fetch), range(64)))
     assert set(found) == {content(wanted("a"))}
-    assert len(fetch.asked) == 1
+    assert len(fetch.requested) == 1
 
 
 def test_many_objects_by_many_threads_stay_within_the_bound(tmp_path: Path) -> None:
@@ -232,14 +232,14 @@ def _read_all(folder: str, names: list[str], answer: multiprocessing.SimpleQueue
     fetch = Counting()
     cache = Cache(Path(folder), limit_bytes=LIMIT)
     good = all(read(cache, wanted(n, 900), fetch) == content(wanted(n, 900)) for n in names)
-    answer.put((good, len(fetch.asked)))
+    answer.put((good, len(fetch.requested)))
 
 
 def _stop_half_way(folder: str, ready: multiprocessing.SimpleQueue[object]) -> None:
     def fetch(what: Wanted) -> Iterator[bytes]:
         yield b"half"
         ready.put(True)
-        time.sleep(60)
+        time.sleep(60)  # until the test kills this process
 
     read(Cache(Path(folder), limit_bytes=LIMIT), wanted("a", 6000), fetch)
 
@@ -259,7 +259,7 @@ def test_two_processes_share_the_folder_and_its_bound(tmp_path: Path) -> None:
     both = [started(_read_all, str(tmp_path), names) for _ in range(2)]
     while any(process.is_alive() for process, _ in both):
         assert held_bytes(tmp_path) <= LIMIT
-    assert all(queue.get()[0] for _, queue in both)  # type: ignore[index]
+    assert all(queue.get()[0] for _, queue in both)  # type: ignore[index]  # a pair
     assert held_bytes(tmp_path) <= LIMIT
 
 

@@ -46,7 +46,7 @@ def write(folder: Path, content: str | bytes, name: str = "data.csv") -> Path:
 
 
 def column(folder: Path, values: list[str], **settings_: Any) -> tuple[Column, list[Any]]:
-    """What one column of these texts becomes, beside a column that has no gaps."""
+    """The values of a column of these texts, next to a column without gaps."""
     path = folder / "column.csv"
     with path.open("w", newline="") as stream:
         writer = csv.writer(stream)

@@ -282,7 +282,7 @@ def test_every_line_has_the_values_that_the_reference_reads_or_is_named(
 
 
 def check_refused(line: str, raw: bytes, path: Path) -> None:
-    """A whole file is refused where it is no JSON Lines, or its lines do not hold the same."""
+    """A file is refused if it is not JSON Lines, or its lines do not have the same keys."""
     assert str(path) in line or f"{path.name} record" in line
     if "must hold one JSON object a line" in line:
         assert (

@@ -77,15 +77,15 @@ def frames(count: int) -> list[Image.Image]:
 
 
 WHOLE = {
-    "grey PNG": (png(pixels(9, 7, 1)), 1),
-    "colour PNG": (png(pixels(9, 7)), 3),
+    "gray PNG": (png(pixels(9, 7, 1)), 1),
+    "color PNG": (png(pixels(9, 7)), 3),
     "PNG with alpha": (png(pixels(9, 7, 4)), 3),
     "16-bit PNG": (png(pixels(9, 7).astype(np.uint16) * 257), 3),
     "one-bit PNG": (png_of(3, 9, 1, 0, 0, b"\x00\xff\x80" * 3), 1),
     "interlaced PNG": (png_of(1, 1, 8, 0, 1, b"\x00\x7f"), 1),
     "one-pixel PNG": (png(pixels(1, 1)), 3),
-    "grey JPEG": (jpeg(pixels(24, 32, 1)), 1),
-    "colour JPEG": (jpeg(pixels(24, 32)), 3),
+    "gray JPEG": (jpeg(pixels(24, 32, 1)), 1),
+    "color JPEG": (jpeg(pixels(24, 32)), 3),
     "progressive JPEG": (jpeg(pixels(24, 32), cv2.IMWRITE_JPEG_PROGRESSIVE, 1), 3),
     "JPEG with restart markers": (jpeg(pixels(24, 32), cv2.IMWRITE_JPEG_RST_INTERVAL, 1), 3),
     "black JPEG": (jpeg(np.zeros((640, 640, 3), np.uint8)), 3),
@@ -187,7 +187,7 @@ def test_a_jpeg_that_is_too_large_is_refused_from_its_header() -> None:
     assert "65535 x 65535" in verdict(resized(jpeg(pixels(16, 16)), 65535, 65535))
 
 
-def test_a_cmyk_image_is_refused_where_grey_is_asked_for() -> None:
+def test_a_cmyk_image_is_refused_where_gray_is_requested() -> None:
     assert "CMYK" in verdict(WHOLE["CMYK JPEG"][0], channels=1)
 
 
@@ -267,7 +267,7 @@ CLEAR, END = 128, 129
 
 
 def gif_of(*frames: bytes) -> bytes:
-    """6 x 10 pixels and 128 colours; each frame is its coded data."""
+    """6 x 10 pixels and 128 colors; each frame is its coded data."""
     screen = b"GIF89a" + struct.pack("<HHBBB", 6, 10, 0xF6, 0, 0) + bytes(range(128)) * 3
     place = b"\x2c" + struct.pack("<HHHHB", 0, 0, 6, 10, 0)
     return screen + b"".join(place + frame for frame in frames) + b"\x3b"
@@ -299,12 +299,12 @@ def test_a_png_or_webp_that_asks_to_be_turned_is_refused(kind: str, turn: int) -
     )
 
 
-def test_a_gif_without_colours_is_found() -> None:
+def test_a_gif_without_colors_is_found() -> None:
     whole = WHOLE["GIF"][0]
     table = 3 << (whole[10] & 7) + 1
-    colourless = whole[:10] + bytes([whole[10] & 0x7F]) + whole[11:13] + whole[13 + table :]
+    colorless = whole[:10] + bytes([whole[10] & 0x7F]) + whole[11:13] + whole[13 + table :]
 
-    assert "its color table is missing" in verdict(colourless)
+    assert "its color table is missing" in verdict(colorless)
 
 
 def test_a_progressive_jpeg_that_claims_to_be_sequential_is_found() -> None:
@@ -362,7 +362,7 @@ def test_a_folder_gives_the_untouched_bytes_the_class_and_the_path(tmp_path: Pat
     ]
 
 
-def test_bad_images_are_named_and_their_neighbours_kept(tmp_path: Path) -> None:
+def test_bad_images_are_named_and_their_neighbors_kept(tmp_path: Path) -> None:
     good, cut = png(pixels(8, 6)), jpeg(pixels(8, 6))[:-2]
     folder_of(tmp_path, {"a/1.png": good, "a/2.jpg": cut, "a/3.jpg": b"<html>", "b/4.png": good})
 
@@ -374,7 +374,7 @@ def test_bad_images_are_named_and_their_neighbours_kept(tmp_path: Path) -> None:
     assert [path for b in blocks for path in b.table["path"].to_pylist()] == ["a/1.png", "b/4.png"]
 
 
-def test_colour_among_grey_makes_three_channels(tmp_path: Path) -> None:
+def test_color_among_gray_makes_three_channels(tmp_path: Path) -> None:
     folder_of(tmp_path, {"a/1.png": png(pixels(8, 6, 1)), "b/2.jpg": jpeg(pixels(8, 6))})
 
     assert read(tmp_path)[0].image == (8, 6, 3)

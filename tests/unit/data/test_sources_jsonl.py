@@ -166,7 +166,7 @@ def test_a_key_that_a_line_does_not_have_is_missing_there(tmp_path: Path) -> Non
         (b'{"x": ' + b"9" * 400 + b"}", "does not fit a 32-bit float"),
     ],
 )
-def test_a_bad_line_is_named_and_its_neighbours_are_kept(
+def test_a_bad_line_is_named_and_its_neighbors_are_kept(
     tmp_path: Path, line: bytes, said: str
 ) -> None:
     text = b'{"x": 0.5}\n' * 2 + line + b"\n" + b'{"x": 1.5}\n'

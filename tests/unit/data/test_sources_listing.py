@@ -138,7 +138,7 @@ def test_what_is_no_class_folder_is_refused(tmp_path: Path, make: Callable[[Path
         list_source(IngestConfig(source=str(tmp_path), format="images"))
 
 
-def test_a_stray_file_beside_the_classes_is_named(tmp_path: Path) -> None:
+def test_a_stray_file_next_to_the_classes_is_named(tmp_path: Path) -> None:
     touch(tmp_path, "cat/1.png", "README.md")
 
     with pytest.raises(DataError, match=r"README\.md, which is a file"):

@@ -73,4 +73,4 @@ def test_a_uri_cannot_be_prepared() -> None:
 )
 def test_a_bound_that_cannot_be_one_is_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError, match="must be at least"):
-        IngestConfig(source="s3://bucket/a.csv", **options)  # type: ignore[arg-type]
+        IngestConfig(source="s3://bucket/a.csv", **options)  # type: ignore[arg-type]  # mypy cannot check **

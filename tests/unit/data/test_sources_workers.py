@@ -179,7 +179,7 @@ def test_large_parts_are_worked_on_one_at_a_time(size: int, one_at_a_time: bool)
         with lock:
             running += 1
             seen = max(seen, running)
-        time.sleep(0.02)
+        time.sleep(0.02)  # so that runs overlap
         with lock:
             running -= 1
         return number

@@ -53,7 +53,7 @@ from stoker.scaffold import write_experiment
             ],
             None,
         ),
-        # Beside 1.500, which is 1500, nobody knows what 1.5 is.
+        # Next to 1.500, which is 1500, 1.5 is ambiguous.
         (
             "1.234,5",
             ["1.500", "1.5", "-12.34", ".5", "1.5e3", "1e3", "."],

@@ -118,15 +118,15 @@ def test_however_they_are_made_ready_batches_are_the_same(
 
 
 @pytest.mark.parametrize("cache", ["none", "memory"])
-def test_tensorflow_is_told_what_is_set(cache: str) -> None:
+def test_tensorflow_gets_the_settings(cache: str) -> None:
     config = FeedConfig(threads=5, prefetch=3, slack=True, autotune=False)
 
-    asked, plainly = (handed_over(config, cache=cache), handed_over(FeedConfig(), cache=cache))
+    configured, plainly = (handed_over(config, cache=cache), handed_over(FeedConfig(), cache=cache))
 
-    assert asked.options().threading.private_threadpool_size == 5
-    assert asked.options().experimental_slack
-    assert not asked.options().autotune.enabled
-    assert set_to(asked, "PrefetchDataset", 1)[-1:] == [3]
+    assert configured.options().threading.private_threadpool_size == 5
+    assert configured.options().experimental_slack
+    assert not configured.options().autotune.enabled
+    assert set_to(configured, "PrefetchDataset", 1)[-1:] == [3]
     assert plainly.options().threading.private_threadpool_size is None
     assert not plainly.options().experimental_slack
     assert plainly.options().autotune.enabled == (cache == "none"), "a pass from memory needs none"

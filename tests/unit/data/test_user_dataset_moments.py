@@ -20,18 +20,18 @@ def test_batches_add_up_to_the_whole(batches: list[list[float]]) -> None:
     for batch in batches:
         moments.add(np.array(batch))
 
-    told = moments.statistics(COLUMN)
+    column = moments.statistics(COLUMN)
 
     values = np.concatenate([np.array(batch) for batch in batches])
     finite = values[np.isfinite(values)]
-    assert told.count + told.missing == values.size
-    assert told.missing == np.isnan(values).sum()
-    assert told.numbers is not None
-    assert told.numbers.infinite == np.isinf(values).sum()
+    assert column.count + column.missing == values.size
+    assert column.missing == np.isnan(values).sum()
+    assert column.numbers is not None
+    assert column.numbers.infinite == np.isinf(values).sum()
     if not finite.size:
-        assert told.numbers.mean is None
+        assert column.numbers.mean is None
         return
-    assert told.numbers.zeros == (finite == 0).sum()
-    assert (told.numbers.min, told.numbers.max) == (finite.min(), finite.max())
-    assert told.numbers.mean == pytest.approx(finite.mean(), rel=1e-9, abs=1e-6)
-    assert told.numbers.std == pytest.approx(finite.std(), rel=1e-6, abs=1e-3)
+    assert column.numbers.zeros == (finite == 0).sum()
+    assert (column.numbers.min, column.numbers.max) == (finite.min(), finite.max())
+    assert column.numbers.mean == pytest.approx(finite.mean(), rel=1e-9, abs=1e-6)
+    assert column.numbers.std == pytest.approx(finite.std(), rel=1e-6, abs=1e-3)

@@ -57,9 +57,9 @@ def calls(own: OwnFeed, *, batch_size: int, first: int = 0, skipped_steps: int =
     )
 
 
-def read(own: OwnFeed, asked: Calls, *, batches: int) -> list[Any]:
+def read(own: OwnFeed, schedule: Calls, *, batches: int) -> list[Any]:
     """Elements of some batches, as NumPy."""
-    with own.shuffled(asked) as elements:
+    with own.shuffled(schedule) as elements:
         taken = elements.take(batches).as_numpy_iterator()
         return [tf.nest.flatten(element) for element in taken]
 
@@ -122,10 +122,10 @@ def test_from_memory_every_epoch_is_the_first_wherever_a_run_goes_on(
         config = PipelineConfig(cache=cache)
         opened = open_own_dataset(made, OwnDatasetConfig(dataset="model:dataset", pipeline=config))
         own = OwnFeed(with_pipeline(opened, config, counts=dict.fromkeys(SPLITS, count)), "train")
-        asked = calls(own, batch_size=6, first=first, skipped_steps=skipped)
-        found.append(read(own, asked, batches=7))
+        schedule = calls(own, batch_size=6, first=first, skipped_steps=skipped)
+        found.append(read(own, schedule, batches=7))
         # A rollback asks again.
-        assert equal(found[-1], read(own, asked, batches=7))
+        assert equal(found[-1], read(own, schedule, batches=7))
         if cache == "memory":
             assert made.passes == {"train": 1, "eval": 0}
         else:
@@ -160,10 +160,10 @@ def test_what_does_not_fit_in_memory_is_refused_with_its_size_and_the_limit(
 
     own = feed(wide, PipelineConfig(cache="memory"), rows=256, own_batches=4)
 
-    with pytest.raises(ConfigError, match=r"of model:dataset, split 'train'") as told:
+    with pytest.raises(ConfigError, match=r"of model:dataset, split 'train'") as caught:
         read(own, calls(own, batch_size=4), batches=1)
     # A batch is 1 MiB, half of 4 MiB and of the cached batches may be used.
-    assert "about 64.0 MiB in all; 2.5 MiB may be used" in str(told.value)
+    assert "about 64.0 MiB in all; 2.5 MiB may be used" in str(caught.value)
     assert len(read_batches) < 64
 
 

@@ -87,7 +87,7 @@ def test_pushing_the_same_content_again_changes_nothing(
     assert hash_folder(repository.root) == before
 
 
-def test_content_that_was_damaged_in_the_repository_is_pushed_anew(
+def test_content_that_was_damaged_in_the_repository_is_pushed_again(
     repository: Repository, tmp_path: Path
 ) -> None:
     source = saved_model(tmp_path / "m")
@@ -168,8 +168,8 @@ def test_an_accepted_name_is_one_folder_below_the_root(name: str) -> None:
     except ConfigError:
         return
     path = os.path.normpath(os.path.join("/root/models", name))  # noqa: PTH118 - as the kernel sees it
-    assert os.path.dirname(path) == "/root/models"  # noqa: PTH120
-    assert os.path.basename(path) == name  # noqa: PTH119
+    assert os.path.dirname(path) == "/root/models"  # noqa: PTH120 - as above
+    assert os.path.basename(path) == name  # noqa: PTH119 - as above
 
 
 def test_what_is_no_savedmodel_is_refused(repository: Repository, tmp_path: Path) -> None:
@@ -310,7 +310,7 @@ def test_a_push_killed_at_any_moment_leaves_the_old_or_the_new_and_never_half(
             if turn % 3 == 0:
                 # However slow the machine is, some are killed in a push that follows another.
                 process.stdout.readline()
-            time.sleep(chance.random() * 0.06)
+            time.sleep(chance.random() * 0.06)  # a random instant of a push
             process.send_signal(signal.SIGKILL)
         for version in repository.versions("taxi"):
             path = repository.path("taxi", version)

@@ -102,7 +102,7 @@ def test_tensors_of_a_users_own_dataset_go_through_examples_whole() -> None:
         TensorColumn(name="one", dtype="int64", shape=()),
         TensorColumn(name="text", dtype="string", shape=(1,)),
     ]
-    # NaN is a value like any other here: nobody said that it means "missing".
+    # NaN is a value like any other here: no setting says that it means "missing".
     grid = np.array([np.arange(6), np.full(6, np.nan)], np.float32).reshape(2, 2, 3)
     rows = {"grid": grid, "one": np.array([1, 2]), "text": np.array([[b"a"], [b""]], object)}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import keras
 import pytest
 import tensorflow as tf
-from tensorflow.python.eager import context  # type: ignore[attr-defined]
-from tensorflow.python.ops import script_ops  # type: ignore[attr-defined]
+from tensorflow.python.eager import context  # type: ignore[attr-defined]  # not in the stubs
+from tensorflow.python.ops import script_ops  # type: ignore[attr-defined]  # not in the stubs
 
 import stoker
 from stoker.internals import keras_internals, missing_names, tensorflow_internals

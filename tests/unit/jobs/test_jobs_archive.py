@@ -106,11 +106,11 @@ def test_local_packages_come_along_and_installed_ones_do_not(
     experiment: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (experiment / "model.py").write_text("import numpy, common, json\nfrom onpath.deep import a\n")
-    beside = experiment.parent / "common"
-    beside.mkdir()
-    (beside / "__init__.py").write_text("import helper\n")
-    (beside / "sizes.yaml").write_text("a: 1\n")
-    (beside / "key.pem").write_text("secret")
+    common = experiment.parent / "common"
+    common.mkdir()
+    (common / "__init__.py").write_text("import helper\n")
+    (common / "sizes.yaml").write_text("a: 1\n")
+    (common / "key.pem").write_text("secret")
     (experiment.parent / "helper.py").write_text("B = 2\n")
     (experiment.parent / "unused.py").write_text("C = 3\n")
     package = tmp_path / "path" / "onpath" / "deep"

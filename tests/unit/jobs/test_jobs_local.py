@@ -125,14 +125,14 @@ def test_workers_get_their_rank_and_no_place_in_another_group(
     monkeypatch.setenv("SLURM_PROCID", "5")
     monkeypatch.setenv("TF_CONFIG", "{}")
     monkeypatch.setenv("STOKER_HEARTBEAT_FD", "7")
-    asked = replace(job, resources=Resources(workers=2), environment={"NCCL_DEBUG": "INFO"})
+    smaller = replace(job, resources=Resources(workers=2), environment={"NCCL_DEBUG": "INFO"})
 
-    commands = worker_commands(asked, asked.place, incarnation=3)
+    commands = worker_commands(smaller, smaller.place, incarnation=3)
 
     for rank, command in enumerate(commands):
         environ = command.environ
         assert (environ["STOKER_RANK"], environ["STOKER_TASKS"]) == (str(rank), "2")
-        assert command.argv[-4:] == ("job-task", str(asked.place), "--incarnation", "3")
+        assert command.argv[-4:] == ("job-task", str(smaller.place), "--incarnation", "3")
         assert not {"SLURM_PROCID", "TF_CONFIG", "STOKER_HEARTBEAT_FD"} & environ.keys()
         assert environ["NCCL_DEBUG"] == "INFO"
         assert environ["CUDA_VISIBLE_DEVICES"] == "-1"
@@ -173,7 +173,7 @@ def failed(code: int | None) -> Outcome:
     return Outcome(failure=failure, asked=False, preempted=False, began=True, step=3)
 
 
-def asked(*, preempted: bool) -> Outcome:
+def ended_by_signal(*, preempted: bool) -> Outcome:
     return Outcome(failure=None, asked=True, preempted=preempted, began=True, step=3)
 
 
@@ -199,28 +199,28 @@ def test_an_error_of_the_user_is_not_tried_again(supervisor: Supervisor, code: i
     assert supervisor._end_of(failed(code)) == (Phase.FAILED, "worker 1 was killed: oh no")
 
 
-def test_who_asked_decides_whether_a_job_was_stopped_starts_again_or_failed(
+def test_the_cause_of_an_end_decides_whether_a_job_was_stopped_starts_again_or_failed(
     job: Job, supervisor: Supervisor
 ) -> None:
     done = Outcome(failure=None, asked=False, preempted=False, began=True, step=3)
     assert supervisor._end_of(done) == (Phase.DONE, "")
-    assert supervisor._end_of(asked(preempted=False)) == (Phase.DONE, "")
+    assert supervisor._end_of(ended_by_signal(preempted=False)) == (Phase.DONE, "")
 
-    by_machine = supervisor._end_of(asked(preempted=True))
+    by_machine = supervisor._end_of(ended_by_signal(preempted=True))
     assert by_machine is not None
     assert by_machine[0] is Phase.FAILED
 
     supervisor._hang_s, supervisor._hung = 60.0, True
-    hangs = [supervisor._end_of(asked(preempted=True)) for _ in range(3)]
+    hangs = [supervisor._end_of(ended_by_signal(preempted=True)) for _ in range(3)]
     assert hangs[:2] == [None, None]
     assert hangs[2] == (Phase.FAILED, "no progress for 60 s (after 0 restarts)")
     supervisor._hung = False
 
     supervisor._timed_out = True
-    assert supervisor._end_of(asked(preempted=True)) is None
+    assert supervisor._end_of(ended_by_signal(preempted=True)) is None
 
     (job.place / STOP).touch()
-    assert supervisor._end_of(asked(preempted=True)) == (Phase.STOPPED, "")
+    assert supervisor._end_of(ended_by_signal(preempted=True)) == (Phase.STOPPED, "")
 
 
 @pytest.mark.parametrize("name", ["logs/task-1.log", "run of it/train/metrics.jsonl", "run of it"])

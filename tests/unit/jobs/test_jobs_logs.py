@@ -97,7 +97,7 @@ def test_following_ends_with_the_job_and_has_what_was_written_last(logs: Path) -
         for number in range(5):
             with (logs / "task-0.log").open("a") as stream:
                 stream.write(f"{number}\n")
-            time.sleep(0.1)
+            time.sleep(0.1)  # the reader follows line by line
         (logs / "task-1.log").write_text("late\n")
         over.set()
 

@@ -39,7 +39,7 @@ def options(script: str) -> list[str]:
     return [word for line in lines for word in shlex.split(line.removeprefix("#SBATCH "))]
 
 
-def test_the_script_is_bash_and_its_options_are_those_that_were_asked_for() -> None:
+def test_the_script_is_bash_and_its_options_are_the_requested_ones() -> None:
     needs = Resources(workers=4, gpus=2, cpus=8, memory_gib=1.5, time_limit_s=3661)
     target = SlurmTarget(
         partition="gpu", gpu_type="a100", nodes=2, sbatch=("--constraint=ib&hdr",), grace_s=300

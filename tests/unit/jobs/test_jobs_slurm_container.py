@@ -38,7 +38,7 @@ def job(runs: Path, *, gpus: int = 0) -> Job:
 def test_the_script_starts_workers_in_the_container(
     runtime: str, gpus: int, starter: str, launcher: str, step: str
 ) -> None:
-    container = Container(image="img $x", runtime=runtime, mounts=("/data",))  # type: ignore[arg-type]
+    container = Container(image="img $x", runtime=runtime, mounts=("/data",))  # type: ignore[arg-type]  # a string of a Literal
     wanted = job(Path("/home/me/trip/runs"), gpus=gpus)
     script = render(wanted, SlurmTarget(container=container))
 

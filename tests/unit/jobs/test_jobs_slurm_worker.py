@@ -24,7 +24,7 @@ MODULE = "stoker.jobs.providers.slurm.worker"
 def test_a_worker_that_a_request_ends_counts_as_one_that_saved(
     tmp_path: Path, command: str, exits: int, noted: int
 ) -> None:
-    """Slurm repeats its signal, so one may come while the command's process ends, which no longer listens."""
+    """Slurm repeats its signal, so one may come while the command's process ends, which does not listen then."""
     arguments = [sys.executable, "-m", MODULE, str(tmp_path), "sh", "-c", command]
     environ = {"SLURM_PROCID": "1", "PATH": "/usr/bin:/bin"}
     with subprocess.Popen(arguments, stdout=subprocess.PIPE, env=environ) as worker:

@@ -13,7 +13,7 @@ import pytest
 
 from stoker.app.experiment import load_experiment, with_absolute_paths
 from stoker.app.submission import JobRequest, prepare_job, prepare_sweep
-from stoker.cli.commands.submit import seconds_of
+from stoker.cli.commands.jobs.submit import seconds_of
 from stoker.cli.main import invoke
 from stoker.cluster.processes.identity import identity_of
 from stoker.core.errors import ConfigError, UserError
@@ -99,7 +99,9 @@ def elastic_resources(experiment: Path, **needs: int) -> Resources:
 def test_a_job_of_an_elastic_training_names_its_fewest_workers(experiment: Path) -> None:
     assert elastic_resources(experiment, workers=8).min_workers == 2
     assert elastic_resources(experiment, workers=4).min_workers == 2
-    assert elastic_resources(experiment, workers=2).min_workers is None, "there are no fewer"
+    assert elastic_resources(experiment, workers=2).min_workers is None, (
+        "fewer than two are not possible"
+    )
     assert elastic_resources(experiment, workers=4, gpus=2).min_workers is None
     for needs in ({"workers": 6}, {"workers": 1}, {"workers": 8, "gpus": 2}):
         with pytest.raises(ConfigError, match=r"must have 2, 4, 8 (workers|replicas)"):
@@ -155,8 +157,8 @@ def test_a_dry_run_lists_the_code_and_writes_nothing(
 ) -> None:
     before = sorted(experiment.rglob("*"))
 
-    asked = ("--cpus", "1", "--memory", "0.5")
-    code, out, _ = stoker("submit", ".", "--on", "local", "--dry-run", "--json", *asked)
+    options = ("--cpus", "1", "--memory", "0.5")
+    code, out, _ = stoker("submit", ".", "--on", "local", "--dry-run", "--json", *options)
 
     facts = json.loads(out)
     assert code == 0

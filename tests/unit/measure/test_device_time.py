@@ -15,7 +15,7 @@ LAYERS = {"conv1": "Conv2D", "norm1": "BatchNormalization"}
 
 
 def of(trace: Trace, **options: object) -> DeviceTime:
-    return device_time(read_events(trace.bytes()), layers=LAYERS, **options)  # type: ignore[arg-type]
+    return device_time(read_events(trace.bytes()), layers=LAYERS, **options)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_a_step_of_a_convolution_and_a_normalization_adds_up() -> None:
@@ -76,7 +76,7 @@ def test_of_several_devices_each_counts_with_its_window() -> None:
     assert found.shares["idle"] == pytest.approx(0.25)
 
 
-def test_a_device_that_only_holds_copies_is_left_out_beside_one_that_computes() -> None:
+def test_a_device_that_only_holds_copies_is_left_out_if_another_one_computes() -> None:
     found = of(
         Trace()
         .gpu(0, Ran(name=CONVOLUTION, begin_us=0, length_us=1))
@@ -244,7 +244,7 @@ def test_a_layer_may_be_named_as_tensorflow_names_what_is_around_operations(name
 
     assert names.layer_of(f"replica_1/gradients/model/{name}/MatMul") == name
     assert names.layer_of(f"model/{name}/dense/MatMul") == f"{name}/dense"
-    # Not where it is no layer.
+    # Not for a name that is not a layer.
     assert LayerNames(["dense"]).layer_of(f"{name}/model/dense/MatMul") == "dense"
 
 

@@ -116,7 +116,7 @@ def test_what_xla_says_goes_before_a_kernels_name() -> None:
     )
 
 
-def test_casts_are_told_from_arithmetic() -> None:
+def test_casts_are_told_apart_from_arithmetic() -> None:
     assert only_casts(traces.CAST, "Cast")
     assert only_casts("Cast_GPU_DT_HALF_DT_FLOAT_kernel", "")
     assert not only_casts(traces.ADD, "AddV2")

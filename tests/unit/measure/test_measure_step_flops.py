@@ -45,8 +45,8 @@ def step_of(
 def counted(folder: Path, function: Any, x: Any, *, traced: Any = None) -> Tally:
     """The count of a function that was traced with open shapes and called with this tensor."""
     concrete = function.get_concrete_function(x if traced is None else traced)
-    told = write_graph(concrete, given=(x,))
-    return count_step({**told, "kind": "dataset", "calls": 1}, folder)
+    written = write_graph(concrete, given=(x,))
+    return count_step({**written, "kind": "dataset", "calls": 1}, folder)
 
 
 OPEN = tf.TensorSpec([None, 20], tf.float32)
@@ -143,7 +143,7 @@ def test_what_is_not_needed_is_not_run_and_not_counted(folder: Path) -> None:
     assert counted(folder, step, tf.ones([8, 20])).total == 0
 
 
-def test_a_size_that_nobody_knows_gives_no_figure_and_is_named(folder: Path) -> None:
+def test_an_unknown_size_gives_no_figure_and_is_named(folder: Path) -> None:
     @tf.function
     def step(x: Any) -> Any:
         chosen = tf.boolean_mask(x, tf.reduce_sum(x, axis=1) > 0)
@@ -154,7 +154,7 @@ def test_a_size_that_nobody_knows_gives_no_figure_and_is_named(folder: Path) -> 
     assert "MatMul of a size that is not known" in found.unknown[0]
 
 
-def test_a_loop_whose_length_nobody_knows_gives_no_figure(folder: Path) -> None:
+def test_a_loop_of_unknown_length_gives_no_figure(folder: Path) -> None:
     @tf.function
     def step(x: Any) -> Any:
         while tf.reduce_sum(x) < 100:
@@ -190,8 +190,8 @@ def test_a_step_of_keras_with_an_open_batch_is_counted_for_the_batch_that_was_fe
     batch = tf.ones([16, 12, 12, 3]), tf.zeros([16], tf.int64)
     function = tf.function(model.train_step).get_concrete_function(spec)
 
-    told = write_graph(function, given=(batch,))
-    found = count_step({**told, "kind": "fit", "calls": 1}, folder)
+    written = write_graph(function, given=(batch,))
+    found = count_step({**written, "kind": "fit", "calls": 1}, folder)
 
     # Of the first layer only the weights' gradient is needed.
     convolution, dense = 16 * 10 * 10 * 8 * 2 * 9 * 3, 16 * 2 * (5 * 5 * 8) * 10
@@ -215,9 +215,9 @@ def test_a_turn_of_a_loop_over_a_dataset_is_one_step(folder: Path) -> None:
     rows = np.ones([100, 20], np.float32), np.ones([100], np.float32)
     dataset = tf.data.Dataset.from_tensor_slices(rows).batch(16)
     batch = tf.ones([16, 20]), tf.ones([16])
-    told = write_graph(epoch.get_concrete_function(dataset), batch=batch)
+    written = write_graph(epoch.get_concrete_function(dataset), batch=batch)
 
-    found = count_step({**told, "kind": "inside", "calls": 1}, folder)
+    found = count_step({**written, "kind": "inside", "calls": 1}, folder)
 
     assert (found.total, found.unknown) == (2 * 16 * 20 * 4, ())
 
@@ -230,12 +230,12 @@ def test_a_large_constant_is_written_without_its_values(folder: Path) -> None:
         # Captured as an input it would be: so it is made a constant of the graph.
         return x @ tf.constant(large.numpy())
 
-    told = write_graph(
+    written = write_graph(
         step.get_concrete_function(tf.TensorSpec([None, 500])), given=(tf.ones([2, 500]),)
     )
 
-    assert (folder / told["graph"]).stat().st_size < 20_000
-    assert count_step({**told, "kind": "dataset", "calls": 1}, folder).total == 2 * 2 * 500 * 400
+    assert (folder / written["graph"]).stat().st_size < 20_000
+    assert count_step({**written, "kind": "dataset", "calls": 1}, folder).total == 2 * 2 * 500 * 400
 
 
 def test_shapes_that_cannot_be_told_apart_are_left_open(folder: Path) -> None:
@@ -276,5 +276,5 @@ def test_an_operation_without_a_kernel_for_gpus_is_named_and_not_where_xla_compi
     compiled = counted(folder, tf.function(step, jit_compile=True), tf.eye(8)).placed
 
     assert "MatrixSquareRoot root" in on_the_cpu(plain)
-    # This concrete function is the one that XLA is asked to compile.
+    # XLA is to compile this concrete function.
     assert on_the_cpu(compiled) == ""

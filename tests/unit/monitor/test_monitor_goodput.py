@@ -119,7 +119,7 @@ def test_the_command_prints_a_table_json_and_a_page(tmp_path: Path) -> None:
     assert "Run r1" in (tmp_path / "g.html").read_text()
 
 
-def test_a_run_that_does_not_exist_is_one_line_of_json_where_json_is_asked_for(
+def test_a_run_that_does_not_exist_is_one_line_of_json_with_the_option_json(
     tmp_path: Path,
 ) -> None:
     done = stoker("goodput", "runs/r9", "--log-json", folder=tmp_path)

@@ -221,7 +221,7 @@ def test_a_process_of_the_same_number_is_left_alone(tmp_path: Path) -> None:
         other.kill()
 
 
-# On purpose nobody waits for the programs: they outlive `stoker monitor up`.
+# The programs outlive `stoker monitor up` on purpose, so no code waits for them.
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 def test_edited_rules_stop_the_start_and_are_kept_on_request(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -1,4 +1,4 @@
-"""Kills writers of a rollout's state at each system call, and looks at what is left.
+"""Kills writers of a rollout's state at each system call, and checks the files that remain.
 
 python -m tests.unit.rollout.state_kills FOLDER
 
@@ -158,7 +158,7 @@ def main() -> None:
             for fatal in range(1, 200):
                 folder = root / f"{name}-{after}-{fatal}"
                 shutil.copytree(root / "template", folder)
-                code = killed_at(fatal, lambda: work(folder), after=after)  # noqa: B023
+                code = killed_at(fatal, lambda: work(folder), after=after)  # noqa: B023 - called in this turn
                 if code == 0:
                     break
                 assert code == -signal.SIGKILL, (name, fatal, code)
@@ -167,7 +167,7 @@ def main() -> None:
         for size in (0, 1, 40, 500):
             folder = root / f"{name}-cut-{size}"
             shutil.copytree(root / "template", folder)
-            code = cut_at(size, lambda: work(folder))  # noqa: B023
+            code = cut_at(size, lambda: work(folder))  # noqa: B023 - called in this turn
             assert code in (0, -signal.SIGXFSZ), (name, size, code)
             check(folder, work, before)
     sys.stdout.write(json.dumps(found) + "\n")

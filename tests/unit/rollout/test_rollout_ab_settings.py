@@ -74,7 +74,7 @@ def test_arms_that_cannot_be_a_test_are_refused(text: str, said: str) -> None:
 )
 def test_settings_that_mean_nothing_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError):
-        replace(TEST, **wrong)  # type: ignore[arg-type]
+        replace(TEST, **wrong)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -0.1, 1.1])

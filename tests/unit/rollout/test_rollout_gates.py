@@ -83,7 +83,7 @@ def test_evidence_of_several_stages_adds_up_and_stages_without_both_versions_add
     assert failing((0.0, counts(10_000, bad=5), counts(0))) == set()
 
 
-def test_at_full_traffic_more_bad_answers_than_before_need_the_baseline_and_convict_nobody() -> (
+def test_at_full_traffic_more_bad_answers_than_before_need_the_baseline_and_convict_no_version() -> (
     None
 ):
     before = (0.0, counts(10_000, bad=10), counts(0))

@@ -1,4 +1,4 @@
-"""Buckets of numbers: in order, 3 % wide, and the same for everybody."""
+"""Buckets of numbers: in order, 3 % wide, and the same in every process."""
 
 from __future__ import annotations
 

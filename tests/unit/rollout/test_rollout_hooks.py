@@ -39,7 +39,7 @@ def breaks(rollout): raise RuntimeError("no data")
 
 
 def settings(**changes: object) -> RolloutSettings:
-    return replace(FAST, **changes)  # type: ignore[arg-type]
+    return replace(FAST, **changes)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def checks(tmp_path: Path) -> Path:
 
 
 def python_gate(checks: Path, function: str, **limits: float) -> tuple[UserGate, ...]:
-    gate = UserGate(name="mine", python=f"checks:{function}", every_s=1.0, **limits)  # type: ignore[arg-type]
+    gate = UserGate(name="mine", python=f"checks:{function}", every_s=1.0, **limits)  # type: ignore[arg-type]  # mypy cannot check **
     return with_code([gate], checks)
 
 
@@ -237,7 +237,7 @@ def test_a_rollback_waits_for_no_webhook_and_tells_it(
         run(cluster, controller, 15, bad=10)
         assert cluster.state().phase is Phase.ROLLED_BACK
 
-        step_until(controller, lambda: _told(cluster) == _newest(cluster))
+        step_until(controller, lambda: _announced(cluster) == _newest(cluster))
 
     texts = [each["text"] for each in heard.contents() if "text" in each]
     assert [text.partition(",")[0] for text in texts] == ["Rollout of m"] * len(texts)
@@ -254,7 +254,7 @@ def test_another_controller_tells_what_the_first_one_could_not(cluster: Cluster)
         cluster.start(settings(notify=(heard.url,)))
         controller = cluster.controller()
         run(cluster, controller, 2)
-        step_until(controller, lambda: _told(cluster) == _newest(cluster))
+        step_until(controller, lambda: _announced(cluster) == _newest(cluster))
         # An operator rolls back while no controller is at work.
         files = StateFiles(cluster.folder)
         state = roll_back(cluster.state(), reason="<b> & more", now_s=cluster.now_s)
@@ -266,13 +266,13 @@ def test_another_controller_tells_what_the_first_one_could_not(cluster: Cluster)
         for _ in range(int(TAKEOVER_S) + 2):
             second.step()
             cluster.now_s += 1.0
-        step_until(second, lambda: _told(cluster) == _newest(cluster))
+        step_until(second, lambda: _announced(cluster) == _newest(cluster))
 
     assert "rollback by me: &lt;b&gt; &amp; more." in heard.contents()[-1]["text"]
     assert len(heard.got) == before + 1
 
 
-def _told(cluster: Cluster) -> int:
+def _announced(cluster: Cluster) -> int:
     path = cluster.folder / "announced.json"
     return int(json.loads(path.read_bytes())["number"]) if path.is_file() else 0
 

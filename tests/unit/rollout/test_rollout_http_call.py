@@ -97,7 +97,7 @@ def test_an_answer_is_read_up_to_a_limit_and_a_redirect_is_not_followed() -> Non
         assert send(running.url, timeout_s=5.0).status == 302
 
 
-def test_nobody_there_and_a_variable_that_is_not_set_are_no_answer(
+def test_a_missing_server_and_an_unset_variable_give_no_answer(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with service() as gone:

@@ -38,12 +38,12 @@ def saved_model(
     signature = graph.signature_def["serving_default"]
     for name, (dtype, shape) in inputs.items():
         signature.inputs[name].name = f"{name}:0"
-        signature.inputs[name].dtype = dtype  # type: ignore[assignment]
+        signature.inputs[name].dtype = dtype  # type: ignore[assignment]  # the stub wants the enum's value type
         for size in shape:
             signature.inputs[name].tensor_shape.dim.add().size = size
     for name in outputs:
         signature.outputs[name].name = f"{name}:0"
-        signature.outputs[name].dtype = FLOAT  # type: ignore[assignment]
+        signature.outputs[name].dtype = FLOAT  # type: ignore[assignment]  # the stub wants the enum's value type
     folder.mkdir(parents=True)
     (folder / "saved_model.pb").write_bytes(model.SerializeToString())
     return folder

@@ -145,8 +145,8 @@ def test_under_an_ab_test_keys_have_arms_and_each_is_recorded_when_it_is_answere
     assert {version: shares[version] / 2_000 for version in shares} == pytest.approx(
         test.shares, abs=0.04
     )
-    for nobody in (headers(), headers(**{"x-user": ""})):
-        route = routed(router, nobody)
+    for without_user in (headers(), headers(**{"x-user": ""})):
+        route = routed(router, without_user)
         assert route is not None
         assert (route.version, route.counts, route.test) == (1, False, 0)
 

@@ -25,7 +25,7 @@ SLOW_S = 0.01
 
 
 def shadowed(**settings: str) -> RolloutState:
-    chosen = RolloutSettings(stages="shadow,50,100", **settings)  # type: ignore[arg-type]
+    chosen = RolloutSettings(stages="shadow,50,100", **settings)  # type: ignore[arg-type]  # mypy cannot check **
     begun = advance(start(None, 2, serving=1, settings=chosen, now_s=0.0), now_s=0.0)
     assert begun.share == 0.0
     return begun

@@ -131,4 +131,4 @@ def test_a_state_is_the_same_after_its_file() -> None:
 )
 def test_settings_that_no_rollout_could_follow_are_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
-        RolloutSettings(**wrong)  # type: ignore[arg-type]
+        RolloutSettings(**wrong)  # type: ignore[arg-type]  # mypy cannot check **

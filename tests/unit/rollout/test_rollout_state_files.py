@@ -42,7 +42,7 @@ def writer(folder: Path, name: str, changes: int) -> subprocess.Popen[str]:
     return process
 
 
-def test_the_newest_state_is_found_by_whoever_reads(tmp_path: Path) -> None:
+def test_every_reader_finds_the_newest_state(tmp_path: Path) -> None:
     one, other = StateFiles(tmp_path / "s"), StateFiles(tmp_path / "s")
     assert one.latest() is None
 
@@ -89,7 +89,7 @@ def test_a_writer_that_is_killed_leaves_the_state_before_or_after_its_change(
 ) -> None:
     for round_ in range(5):
         with writer(tmp_path, "a", 10**6) as process:
-            time.sleep(0.05 + 0.013 * round_)
+            time.sleep(0.05 + 0.013 * round_)  # another instant of a write each time
             process.kill()
 
         whole = list(StateFiles(tmp_path).history())

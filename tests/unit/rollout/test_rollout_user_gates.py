@@ -117,7 +117,7 @@ def test_start_notes_the_code_of_a_python_gate(rollouts: ModelRollouts, tmp_path
         ([UserGate(name="a", python="checks:margin")] * 2, "The names of gates must differ"),
     ],
 )
-def test_a_gate_that_cannot_be_asked_is_refused_at_the_start(
+def test_a_gate_that_cannot_be_called_is_refused_at_the_start(
     rollouts: ModelRollouts, gates: list[UserGate], said: str
 ) -> None:
     with pytest.raises(ConfigError, match=said):

@@ -77,7 +77,7 @@ class InCode(keras.Model):  # type: ignore[misc]  # Keras has no types
         return self.two(keras.ops.relu(self.one(x)))
 
 
-class OwnNorm(layers.BatchNormalization):  # type: ignore[misc]
+class OwnNorm(layers.BatchNormalization):  # type: ignore[misc]  # Keras has no types
     """Somebody's own."""
 
 
@@ -184,7 +184,7 @@ def test_such_a_bias_has_no_effect_in_training() -> None:
     assert np.abs(gradient.numpy()).max() < 1e-2
 
 
-def test_a_script_is_told_of_them_with_the_line_that_made_the_first() -> None:
+def test_the_finding_on_biases_names_the_line_that_made_the_first() -> None:
     model = chain(conv(), norm(), conv(name="second"), norm())
     model.compile(loss="mse")
     facts = late_facts(model, lambda _: ("/home/me/train.py", 12))

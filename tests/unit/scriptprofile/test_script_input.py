@@ -28,7 +28,7 @@ def minor(each: Loop) -> dict[str, ScriptFinding]:
     return {found.kind: found for found in diagnose([watched(each)], MACHINE).minor}
 
 
-def test_a_prefetch_that_tensorflow_added_takes_nobody_elses_stage() -> None:
+def test_a_prefetch_that_tensorflow_added_takes_no_other_stage() -> None:
     stages = (
         stage("batch", 9),
         stage("map", 8),
@@ -152,7 +152,7 @@ def test_a_map_over_batches_of_unknown_rows_can_be_cached_too() -> None:
     assert set(findings(unsized)) == {"input_bound"}
 
 
-def test_a_map_behind_a_shuffle_is_told_to_go_before_it() -> None:
+def test_the_finding_on_a_map_after_a_shuffle_advises_to_move_it_first() -> None:
     mapped = stage("map", 9, arguments=MAP_ASKED)
     nodes = (node("Root"), node("Prefetch"), node("BatchV2"), node("ParallelMapV2", 2.0))
     chain = (stage("prefetch", 11), stage("batch", 10), mapped, stage("shuffle", 8))
@@ -179,7 +179,7 @@ def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
     assert "dataset.cache().shuffle(1_000)" in found["uncached"].change
     slow = findings(replace(each, rounds=fit().rounds))["slow_epoch_start"]
     assert slow.place == at(7)
-    # Those that `fit` makes of arrays, in its own line, are nobody's to change.
+    # The user cannot change those that `fit` makes of arrays, in its own line.
     own = tuple(replace(every, place=each.place) for every in chain)
     arrays = fit(stages=own, nodes=nodes, passes=5, starts=(0.2,) * 4)
     [(kind, begun)] = findings(arrays).items()
@@ -189,7 +189,7 @@ def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
     assert findings(replace(arrays, starts=(0.3, 0.3))) == {}, "two may be the machine's"
 
 
-def test_short_waits_before_epochs_are_told_where_they_are_much_of_the_time() -> None:
+def test_short_waits_before_epochs_are_a_finding_if_they_are_much_of_the_time() -> None:
     chain = (stage("batch", 9), stage("shuffle", 8))
 
     def found(*starts: float) -> set[str]:
@@ -206,7 +206,7 @@ def pydataset(**changes: Any) -> Feed:
     return replace(made, **changes)
 
 
-def test_batches_that_python_makes_are_told_where_they_are_waited_for() -> None:
+def test_batches_that_python_makes_are_a_finding_if_steps_wait_for_them() -> None:
     found = findings(fit(wait=0.85, feed=pydataset(), ceiling_s=0.001))["python_feed"]
 
     assert found.place == at(5)
@@ -250,7 +250,7 @@ def test_what_is_not_known_to_be_pythons_is_not_said_to_be() -> None:
     assert "70% of the step is input and Python, which cannot be separated" in found.observation
 
 
-def test_a_step_that_waits_is_told_so_also_where_no_rule_knows_why() -> None:
+def test_a_step_that_waits_is_a_finding_even_if_no_rule_knows_why() -> None:
     dear = (node("Root"), node("Prefetch"), node("BatchV2", 1.0), node("TensorSlice"))
     waits = loop(nodes=dear)
 
@@ -291,7 +291,7 @@ def test_what_the_input_takes_of_the_cores_is_not_said_to_be_pythons() -> None:
         assert split.python == pytest.approx(0.3)
 
 
-def test_a_loop_of_train_on_batch_is_told_what_each_call_costs() -> None:
+def test_the_finding_on_train_on_batch_says_what_each_call_costs() -> None:
     calls = loop(CallLoop, wait_s=0.0, call_s=0.6, stages=(), nodes=(), rows=0)
 
     found = findings(calls, on_batches=((at(41), 102),))["train_on_batch"]

@@ -45,10 +45,10 @@ def fit(*, transfer_s: float = 0.0, **changes: Any) -> Loop:
 def test_the_figure_is_operations_by_the_steps_time_and_the_peak() -> None:
     loop = fit(reached=KNOWN)
 
-    told = reached_json(loop)
+    as_json = reached_json(loop)
 
-    assert told["achieved_flops_per_s"] == pytest.approx(2e9 / 0.01)
-    assert told["mfu"] == pytest.approx(0.2)
+    assert as_json["achieved_flops_per_s"] == pytest.approx(2e9 / 0.01)
+    assert as_json["mfu"] == pytest.approx(0.2)
     [(name, figure)] = reached_rows([loop])
     assert name == "MFU in train.py:30"
     assert figure == "20%: 200 of 1,000 GFLOP/s that products of matrices in float32 reach here"
@@ -112,7 +112,7 @@ def test_counting_says_what_it_cannot_read_and_counts_the_others(tmp_path: Path)
         step("good.pb", "nothing:0"),
     ]
     request, answer = tmp_path / "request.json", tmp_path / "answer.json"
-    # As where the script saw GPUs, and this TensorFlow has none: there is no peak to measure.
+    # The script saw GPUs, but this TensorFlow has none, so it can measure no peak.
     device = {"gpus": 2, "intra_op_threads": 0}
     request.write_text(json.dumps({"device": device, "steps": steps, "peak_s": 0.1}))
 
@@ -158,7 +158,7 @@ def test_a_batch_is_copied_and_left_as_it_was_and_without_a_gpu_nothing_is() -> 
     np.testing.assert_array_equal(batch["x"], np.arange(12, dtype=np.float32))
 
 
-def test_operations_on_the_cpu_are_told_where_a_gpu_is_there() -> None:
+def test_operations_on_the_cpu_are_a_finding_on_a_machine_with_a_gpu() -> None:
     on_cpu = "operations of the step run on the CPU while GPU is there: Sin slow"
     loop = fit(reached=replace(KNOWN, on_cpu=on_cpu))
     machine = Machine(cores=4, memory_bytes=8 << 30)

@@ -176,7 +176,9 @@ def test_an_array_is_followed_to_where_it_was_computed(tmp_path: Path, text: str
         "a = Dense(4, dtype='float32')\nb = Dense(4, dtype=tf.float64)  # here call\n",
     ],
 )
-def test_the_dtype_of_a_model_is_followed_to_who_asked_for_it(tmp_path: Path, text: str) -> None:
+def test_the_dtype_of_a_model_is_followed_to_the_line_that_set_it(
+    tmp_path: Path, text: str
+) -> None:
     assert dtype_line(place(tmp_path, text), "float64") == place(tmp_path, text, "here")
     assert dtype_line(place(tmp_path, text), "float16") is None
 
@@ -200,6 +202,6 @@ def test_a_step_is_the_outermost_function_below_the_loop(tmp_path: Path) -> None
     calls = [(place(tmp_path, STEP, mark), line) for mark, line in first.items()]
 
     assert step_line(calls) == place(tmp_path, STEP, "here")
-    assert step_line(calls[2:]) is None, "the loop stands in the same function"
+    assert step_line(calls[2:]) is None, "the loop is in the same function"
     assert step_line(calls[3:]) is None
     assert step_line([]) is None

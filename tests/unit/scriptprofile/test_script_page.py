@@ -124,7 +124,7 @@ def test_nothing_of_the_users_becomes_a_tag() -> None:
     assert BAD in parsed.text
 
 
-def test_a_command_without_tensorflow_is_told_as_that() -> None:
+def test_a_command_without_tensorflow_is_reported_as_such() -> None:
     parsed = Parsed(page_html(profile()))
 
     assert "No TensorFlow was imported" in parsed.text
@@ -162,13 +162,13 @@ def test_that_a_script_failed_stands_before_all_that_was_seen() -> None:
 
 
 def test_what_is_worth_little_stands_apart_from_the_findings() -> None:
-    told = profile(loops=(a_loop(),), minor=(a_finding(),))
-    parsed = Parsed(page_html(told))
+    shown = profile(loops=(a_loop(),), minor=(a_finding(),))
+    parsed = Parsed(page_html(shown))
 
-    assert 'class="finding"' not in page_html(told)
+    assert 'class="finding"' not in page_html(shown)
     assert "costs enough here to be a finding" in parsed.text
     assert "Seen too, of less weight here" in parsed.text
-    assert [each["kind"] for each in told.to_json()["minor_findings"]] == ["sequential_map"]
+    assert [each["kind"] for each in shown.to_json()["minor_findings"]] == ["sequential_map"]
     assert (
         "Nothing that was looked for was found."
         in Parsed(page_html(profile(loops=(a_loop(),)))).text
@@ -176,29 +176,29 @@ def test_what_is_worth_little_stands_apart_from_the_findings() -> None:
 
 
 def test_the_profile_is_json() -> None:
-    told = json.loads(
+    facts = json.loads(
         json.dumps(profile(loops=(a_loop(),), findings=(a_finding(),)).to_json(), allow_nan=False)
     )
 
-    assert told["loops"][0]["step"]["input_wait"] == 0.5
-    assert told["loops"][0]["step"]["busy_fraction"] is None
-    assert told["findings"][0]["gain"] == [1.0, 2.0]
-    assert told["watcher_failures"] == [BAD]
+    assert facts["loops"][0]["step"]["input_wait"] == 0.5
+    assert facts["loops"][0]["step"]["busy_fraction"] is None
+    assert facts["findings"][0]["gain"] == [1.0, 2.0]
+    assert facts["watcher_failures"] == [BAD]
 
 
-def test_memory_and_what_nvml_says_of_the_gpus_are_told() -> None:
-    told = profile()
-    text = Parsed(page_html(told)).text
+def test_memory_and_what_nvml_says_of_the_gpus_are_shown() -> None:
+    shown = profile()
+    text = Parsed(page_html(shown)).text
 
     assert "1.50 GiB, a process's peak" in text
     assert "1.00 GiB, peak" in text
     assert "42% busy, 4.0 GiB, 250 W, 1410 MHz" in text
-    found = json.loads(json.dumps(told.to_json()))
+    found = json.loads(json.dumps(shown.to_json()))
     assert found["memory"] == {"process_peak_bytes": 3 * 2**29, "gpu_peak_bytes": [2**30]}
     assert found["gpu_states"] == [GPU]
 
 
-def test_a_machine_that_was_busy_is_told_first_to_a_person_and_a_program() -> None:
+def test_a_busy_machine_is_reported_first_on_the_page_and_in_json() -> None:
     busy = replace(profile(loops=(a_loop(),)), waited=0.43)
 
     said = "43% of the time that this process's threads wanted to run they waited"

@@ -26,7 +26,7 @@ def test_what_happens_once_a_file_counts_once_a_file(name: str) -> None:
     [all_read] = [each for each in nodes if each["name"].startswith(name)]
     assert files_read["per_output"] == pytest.approx(files_read["elements"] / all_read["elements"])
     assert files_read["per_output"] < 0.1
-    # A file that was read to its end is no longer among them; at times no file is.
+    # A file that was read to its end is not among them; sometimes no file is.
     inner = [each for each in nodes if each["name"] == "Range"]
     assert sum(each["per_output"] for each in inner) in (0, pytest.approx(1.0))
     assert {each["per_output"] for each in nodes if "Batch" in each["name"]} == {1.0}

@@ -32,7 +32,7 @@ def minor(*loops: Loop, **changes: Any) -> dict[str, ScriptFinding]:
 
 
 def kinds(*loops: Loop, **changes: Any) -> list[str]:
-    """What is found beside that the step waits, which is said where no rule knows why."""
+    """The findings except the one that the step waits, which is made if no rule knows why."""
     found = [finding.kind for finding in findings(*loops, **changes)]
     return [kind for kind in found if kind != "input_bound"]
 
@@ -128,13 +128,13 @@ def test_a_shuffle_inside_of_a_function_is_filled_by_a_call() -> None:
         ),
     )
 
-    def told(batches: int) -> list[str]:
+    def found_in(batches: int) -> list[str]:
         changes: dict[str, Any] = {"nodes": (), "passes": 5, "steps": 5, "batches": batches}
         return kinds(loop(InnerLoop, stages=chain, **changes))
 
     # Batches of 32 elements of 1 MB, on 8 GiB.
-    assert told(100) == ["shuffle_memory"]
-    assert told(10) == []
+    assert found_in(100) == ["shuffle_memory"]
+    assert found_in(10) == []
 
 
 def test_too_few_steps_are_not_measured() -> None:
@@ -203,8 +203,8 @@ def test_a_map_is_sequential_where_tensorflow_ran_it_so() -> None:
     assert (finding.kind, finding.place) == ("sequential_map", at(7))
     assert kinds(loop(stages=stages, nodes=(node("Root"), fixed))) == ["sequential_map"]
     assert kinds(loop(stages=stages, nodes=(node("Root"), fused))) == []
-    asked = (stage("batch", 8), stage("map", 7, arguments={"num_parallel_calls": -1}))
-    assert kinds(loop(stages=asked, nodes=dear)) == []
+    tuned = (stage("batch", 8), stage("map", 7, arguments={"num_parallel_calls": -1}))
+    assert kinds(loop(stages=tuned, nodes=dear)) == []
     cheap = (node("Root"), node("Prefetch"), node("BatchV2", 3.0), node("Map", 0.001))
     assert kinds(loop(stages=stages, nodes=cheap)) == []
     assert kinds(loop(stages=stages, nodes=dear, wait_s=0.01)) == []
@@ -216,7 +216,7 @@ def test_a_map_of_keras_own_is_nobodys_line_to_change() -> None:
     assert kinds(loop(stages=stages, nodes=(node("Prefetch"), node("Map", 2.0)))) == []
 
 
-def test_python_in_a_map_is_told_as_that() -> None:
+def test_python_in_a_map_is_reported_as_such() -> None:
     stages = (stage("batch", 8), stage("map", 7, python_calls=(at(3),)))
 
     [finding] = findings(loop(stages=stages, nodes=(node("Prefetch"), node("Map", 2.0))))
@@ -225,7 +225,7 @@ def test_python_in_a_map_is_told_as_that() -> None:
     assert "train.py:3" in finding.observation
 
 
-def test_a_generator_is_told_by_what_it_gives() -> None:
+def test_a_generator_is_recognized_by_its_elements() -> None:
     rows = (stage("prefetch", 9), stage("batch", 8), stage("from_generator", 7))
     batches = (stage("prefetch", 9), stage("from_generator", 7))
 
@@ -247,25 +247,25 @@ def test_prefetch_is_missing_where_nothing_runs_ahead() -> None:
     assert kinds(loop(stages=stages, nodes=())) == ["missing_prefetch"]
 
 
-def test_the_same_dear_work_in_each_pass_is_told_unless_it_cannot_be_kept() -> None:
+def test_the_same_expensive_work_in_each_pass_is_a_finding_unless_it_cannot_be_kept() -> None:
     mapped = stage("map", 7, arguments={"num_parallel_calls": -1})
     nodes = (node("Root"), node("Prefetch"), node("BatchV2"), node("ParallelMapV2", 2.0))
 
-    def told(*stages: Stage, passes: int = 3) -> list[str]:
+    def found_in(*stages: Stage, passes: int = 3) -> list[str]:
         chain = (stage("prefetch", 9), stage("batch", 8), *stages)
         return kinds(loop(stages=chain, nodes=nodes, passes=passes))
 
-    assert told(mapped) == ["uncached"]
-    assert told(mapped, passes=1) == []
-    assert told(stage("cache", 8), mapped) == []
-    assert told(replace(mapped, random=True)) == []
-    assert told(mapped, replace(mapped, place=at(6), random=True)) == []
-    assert told(replace(mapped, element_bytes=8 << 30)) == []
-    assert told(replace(mapped, element_bytes=None)) == []
+    assert found_in(mapped) == ["uncached"]
+    assert found_in(mapped, passes=1) == []
+    assert found_in(stage("cache", 8), mapped) == []
+    assert found_in(replace(mapped, random=True)) == []
+    assert found_in(mapped, replace(mapped, place=at(6), random=True)) == []
+    assert found_in(replace(mapped, element_bytes=8 << 30)) == []
+    assert found_in(replace(mapped, element_bytes=None)) == []
 
 
-def test_a_shuffle_buffer_is_told_where_it_eats_the_memory() -> None:
-    def told(
+def test_a_shuffle_buffer_that_fills_the_memory_is_a_finding() -> None:
+    def found_in(
         count: int, element_bytes: int | None, *, passes: int = 0, **of_node: int
     ) -> list[ScriptFinding]:
         chain = (
@@ -282,19 +282,19 @@ def test_a_shuffle_buffer_is_told_where_it_eats_the_memory() -> None:
         once = loop(stages=chain, nodes=nodes, wait_s=0.0, call_s=1.0, passes=passes)
         return findings(once)
 
-    [finding] = told(100_000, 600_000)
+    [finding] = found_in(100_000, 600_000)
     assert (finding.kind, finding.place, finding.gain) == ("shuffle_memory", at(8), None)
     assert "55.9 GiB" in finding.observation
-    assert told(10**9, 512)[0].change.startswith(".shuffle(1_048_576)")
-    assert told(1000, 600_000) == []
+    assert found_in(10**9, 512)[0].change.startswith(".shuffle(1_048_576)")
+    assert found_in(1000, 600_000) == []
     # A pass of 102 steps of 32 cannot fill it.
-    assert told(100_000, 600_000, passes=1) == []
-    [observed] = told(100_000, None, buffered=10, buffered_bytes=6_000_000)
+    assert found_in(100_000, 600_000, passes=1) == []
+    [observed] = found_in(100_000, None, buffered=10, buffered_bytes=6_000_000)
     assert observed.kind == "shuffle_memory"
-    assert told(100_000, None) == []
+    assert found_in(100_000, None) == []
 
 
-def test_what_epochs_wait_for_before_their_first_step_is_told() -> None:
+def test_what_epochs_wait_for_before_their_first_step_is_a_finding() -> None:
     chain = (stage("batch", 9), stage("shuffle", 8), stage("from_generator", 7))
     # Steps of 10 ms; each epoch but the first begins after 2 s, and once the machine had a hiccup.
     waits = fit(stages=chain, passes=4, starts=(2.01, 9.0, 2.01))
@@ -333,15 +333,15 @@ def test_a_step_on_one_batch_that_takes_longer_than_a_real_one_is_no_measure() -
 def test_a_dataset_that_a_strategy_hands_out_runs_ahead_by_itself() -> None:
     chain = (stage("batch", 8), stage("from_tensor_slices", 7))
 
-    def told(*, distributed: bool) -> set[str]:
+    def found_for(*, distributed: bool) -> set[str]:
         shared = loop(stages=chain, nodes=(), model={"replicas": 1, "distributed": distributed})
         return {*kinds(shared), *minor(shared)}
 
-    assert "missing_prefetch" in told(distributed=False)
-    assert "missing_prefetch" not in told(distributed=True)
+    assert "missing_prefetch" in found_for(distributed=False)
+    assert "missing_prefetch" not in found_for(distributed=True)
 
 
-def test_float64_is_told_at_the_first_stage_that_gives_it() -> None:
+def test_the_finding_on_float64_names_the_first_stage_that_gives_it() -> None:
     wide = ("float64",)
     chain = (stage("batch", 9, dtypes=wide), stage("map", 8, dtypes=wide), stage("range", 7))
     cast = (stage("map", 10), *chain)
@@ -357,7 +357,7 @@ def test_float64_is_told_at_the_first_stage_that_gives_it() -> None:
     assert kinds(loop(stages=cast, wait_s=0.0, call_s=1.0)) == []
 
 
-def test_an_eager_loop_is_told_at_its_gradients() -> None:
+def test_the_finding_on_an_eager_loop_names_the_line_of_its_gradients() -> None:
     eager = loop(call_s=0.0, wait_s=0.01, eager_gradients=((at(44), 102),))
 
     [finding] = findings(eager)
@@ -367,7 +367,7 @@ def test_an_eager_loop_is_told_at_its_gradients() -> None:
     assert finding.gain[0] > 1
 
 
-def test_run_eagerly_is_told_at_compile() -> None:
+def test_the_finding_on_run_eagerly_names_the_line_of_compile() -> None:
     each = fit()
     eager = replace(each, rounds=(), model={**each.model, "run_eagerly": True})
 
@@ -376,70 +376,72 @@ def test_run_eagerly_is_told_at_compile() -> None:
     assert (finding.kind, finding.place) == ("eager_loop", at(20))
 
 
-def test_a_value_read_in_each_step_is_told() -> None:
-    def told(count: int, gpus: int = 0) -> list[ScriptFinding]:
+def test_a_value_read_in_each_step_is_a_finding() -> None:
+    def found_for(count: int, gpus: int = 0) -> list[ScriptFinding]:
         read = loop(wait_s=0.01, call_s=0.6, sync_s=0.35, syncs=((at(43), count),))
         return findings(read, gpus=gpus)
 
-    [finding] = told(102)
+    [finding] = found_for(102)
     assert (finding.kind, finding.place, finding.sure) == ("host_sync", at(43), "possible")
-    [on_gpu] = told(102, gpus=1)
+    [on_gpu] = found_for(102, gpus=1)
     assert on_gpu.sure == "measured"
-    assert told(10) == []
+    assert found_for(10) == []
 
 
-def test_tiny_steps_one_a_call_are_told_at_compile_and_small_batches_at_fit() -> None:
+def test_the_finding_on_tiny_steps_names_compile_and_that_on_small_batches_names_fit() -> None:
     tiny = fit(real_s=0.001, ceiling_s=0.0004)
 
-    told = {finding.kind: finding.place for finding in findings(tiny)}
+    places = {finding.kind: finding.place for finding in findings(tiny)}
 
-    assert told == {"steps_per_execution": at(20), "small_batch": at(40)}
+    assert places == {"steps_per_execution": at(20), "small_batch": at(40)}
     many = replace(tiny, rows=4096, model={**tiny.model, "steps_per_execution": 8})
     assert kinds(many) == []
 
 
-def test_a_callback_that_takes_much_of_a_step_is_told_and_no_larger_batch_for_it() -> None:
-    def told(step_s: float, place: Place | None = None) -> list[tuple[str, Place]]:
+def test_a_callback_that_takes_much_of_a_step_is_a_finding_and_a_larger_batch_is_not_advised() -> (
+    None
+):
+    def found_for(step_s: float, place: Place | None = None) -> list[tuple[str, Place]]:
         hook = BatchHook(name="Mine", hook="on_batch_end", place=place, step_s=step_s)
         slow = fit(real_s=0.001, ceiling_s=0.0004, hooks=(hook,), period_s=0.1, call_s=0.04)
         return [(finding.kind, finding.place) for finding in findings(slow)]
 
-    assert told(0.00055, at(12)) == [("slow_callback", at(12))]
-    assert told(0.00055) == [("slow_callback", at(40))], (
+    assert found_for(0.00055, at(12)) == [("slow_callback", at(12))]
+    assert found_for(0.00055) == [("slow_callback", at(40))], (
         "a callback of Keras's own: where fit is called"
     )
     small = ["steps_per_execution", "small_batch"]
-    assert sorted(kind for kind, _ in told(0.0001)) == sorted(small)
+    assert sorted(kind for kind, _ in found_for(0.0001)) == sorted(small)
 
 
 def test_a_tiny_step_that_is_hardly_any_arithmetic_may_be_its_call() -> None:
     """The call is counted with the compiled step: that it is most of it, is likely and not measured."""
 
-    def told(mfu: float | None, **changes: Any) -> dict[str, ScriptFinding]:
+    def found_for(mfu: float | None, **changes: Any) -> dict[str, ScriptFinding]:
         peak = None if mfu is None else 1e9
         reached = Reached(operations=(mfu or 0.0) * 1e9 * 0.002, peak_per_s=peak)
         tiny = fit(real_s=0.002, ceiling_s=0.0019, reached=reached, **changes)
         return {finding.kind: finding for finding in findings(tiny)}
 
-    assert set(told(0.002)) == {"steps_per_execution", "small_batch"}
-    found = told(0.002)["steps_per_execution"]
+    assert set(found_for(0.002)) == {"steps_per_execution", "small_batch"}
+    found = found_for(0.002)["steps_per_execution"]
     assert (found.kind, found.place, found.sure) == ("steps_per_execution", at(20), "possible")
     assert "a step takes 2 ms, and its products are 0.20% of what" in found.observation
     assert found.gain == (1.0, 3.0)
-    small = told(0.002)["small_batch"]
+    small = found_for(0.002)["small_batch"]
     assert (small.place, small.sure, small.gain) == (at(40), "possible", (1.0, 4.0))
     assert (
         "its products are 0.20% of what the device could do in that time, with batches of 32"
         in small.observation
     )
-    assert set(told(0.002, rows=4096)) == {"steps_per_execution"}
-    assert told(0.3) == {}
-    assert told(None) == {}
+    assert set(found_for(0.002, rows=4096)) == {"steps_per_execution"}
+    assert found_for(0.3) == {}
+    assert found_for(None) == {}
     several = {**fit().model, "steps_per_execution": 8}
-    assert told(0.002, model=several) == {}
+    assert found_for(0.002, model=several) == {}
 
 
-def test_an_output_in_half_precision_is_told_under_a_mixed_policy_only() -> None:
+def test_an_output_in_half_precision_is_a_finding_only_under_a_mixed_policy() -> None:
     output = {"name": "dense_1", "dtype": "float16", "place": ["/home/me/train.py", 13]}
     plain = fit()
     mixed = {**plain.model, "policy": "mixed_float16", "half_outputs": [output]}
@@ -450,7 +452,7 @@ def test_an_output_in_half_precision_is_told_under_a_mixed_policy_only() -> None
     assert kinds(replace(plain, model={**mixed, "policy": "float16"})) == []
 
 
-def test_a_distribution_of_kerass_that_does_nothing_is_told() -> None:
+def test_a_distribution_of_keras_that_does_nothing_is_a_finding() -> None:
     one = fit()
     set_ = replace(one, model={**one.model, "keras_distribution": "DataParallel"})
 
@@ -478,7 +480,7 @@ def test_what_python_makes_is_said_where_the_step_hides_it() -> None:
     assert not {"generator_rows", "python_map"} & set(minor(loop(stages=chain, nodes=())))
 
 
-def test_a_model_outside_of_its_strategy_is_told() -> None:
+def test_a_model_outside_of_its_strategy_is_a_finding() -> None:
     strategies = (("MirroredStrategy", at(5), 2),)
 
     [finding] = findings(fit(), strategies=strategies)
@@ -491,7 +493,7 @@ def test_a_model_outside_of_its_strategy_is_told() -> None:
     assert kinds(fit(), strategies=(("MirroredStrategy", at(5), 1),)) == []
 
 
-def test_gpus_that_stay_idle_are_told() -> None:
+def test_gpus_that_stay_idle_are_a_finding() -> None:
     one = fit()
     one = replace(one, model={**one.model, "devices": ["GPU:0"]})
 
@@ -509,20 +511,20 @@ def test_gpus_that_stay_idle_are_told() -> None:
     assert kinds(one, gpus=4, strategies=outside) == ["outside_scope"]
 
 
-def test_xla_that_was_asked_for_and_is_not_used_is_told() -> None:
-    asked = fit()
-    asked = replace(asked, model={**asked.model, "jit_requested": True, "jit_compile": False})
+def test_xla_that_was_requested_and_is_not_used_is_a_finding() -> None:
+    jitted = fit()
+    jitted = replace(jitted, model={**jitted.model, "jit_requested": True, "jit_compile": False})
 
-    [finding] = findings(asked)
+    [finding] = findings(jitted)
 
     assert (finding.kind, finding.place) == ("xla_not_used", at(20))
-    assert kinds(replace(asked, model={**asked.model, "jit_compile": True})) == []
-    assert kinds(replace(asked, model={**asked.model, "jit_requested": False})) == []
-    eager = replace(asked, model={**asked.model, "jit_compile": True, "run_eagerly": True})
+    assert kinds(replace(jitted, model={**jitted.model, "jit_compile": True})) == []
+    assert kinds(replace(jitted, model={**jitted.model, "jit_requested": False})) == []
+    eager = replace(jitted, model={**jitted.model, "jit_compile": True, "run_eagerly": True})
     assert sorted(kinds(eager)) == ["eager_loop", "xla_not_used"]
 
 
-def test_sides_that_miss_the_tensor_cores_are_told_under_a_mixed_policy_on_a_gpu() -> None:
+def test_sides_that_miss_the_tensor_cores_are_a_finding_under_a_mixed_policy_on_a_gpu() -> None:
     kernels = [
         {"name": "good", "sides": [64, 128], "place": ["/home/me/train.py", 11]},
         {"name": "bad", "sides": [100, 130], "place": ["/home/me/train.py", 12]},
@@ -562,13 +564,13 @@ def test_retracing_names_the_argument_that_caused_it() -> None:
 
     [python] = findings(steady, functions=(function(9, step="python {}"),))
     [shape] = findings(steady, functions=(function(9, y="float32({}, 4)"),))
-    [anew] = findings(steady, functions=(function(9, made=9),))
+    [remade] = findings(steady, functions=(function(9, made=9),))
 
-    assert python.place == shape.place == anew.place == at(30)
+    assert python.place == shape.place == remade.place == at(30)
     assert "argument step was the Python value 0, 1, 2" in python.observation
     assert "step=tf.constant(step)" in python.change
     assert "argument y was float32(0, 4)" in shape.observation
-    assert "9 tf.functions were made" in anew.observation
+    assert "9 tf.functions were made" in remade.observation
     [both] = findings(steady, functions=(function(9, step="python {}", y="float32({}, 4)"),))
     assert "argument step was the Python value" in both.observation
     assert "; its argument y was float32(0, 4)" in both.observation
@@ -622,7 +624,7 @@ def test_a_step_that_python_fills_is_not_the_batchs_fault() -> None:
     assert "Python takes 30.0% of a step" in half.observation
 
 
-def test_what_tensorflow_has_mended_itself_is_said_too() -> None:
+def test_what_tensorflow_has_fixed_itself_is_reported_too() -> None:
     fused = (node("Root"), node("MapAndBatch", 2.0, parameters={"parallelism": (1.0, True)}))
 
     said = minor(loop(stages=BARE, nodes=fused, wait_s=0.3))
@@ -634,7 +636,7 @@ def test_what_tensorflow_has_mended_itself_is_said_too() -> None:
     assert said["sequential_map"].gain == (1.0, 1.0)
 
 
-def test_a_cheap_map_of_an_input_that_is_waited_for_is_told_by_its_share() -> None:
+def test_a_cheap_map_of_a_slow_input_is_reported_with_its_share() -> None:
     cheap = (node("Root"), node("BatchV2", 3.0), node("Map", 0.1), node("TensorSlice", 3.0))
 
     said = minor(loop(stages=BARE, nodes=cheap, wait_s=0.5))
@@ -649,12 +651,12 @@ def test_what_was_found_or_is_not_the_users_is_not_said_again() -> None:
     assert set(kinds(waits)) == {"missing_prefetch", "sequential_map"}
     assert set(minor(waits)) == {"small_batch"}
 
-    asked = (
+    tuned = (
         stage("prefetch", 9),
         stage("map", 7, arguments={"num_parallel_calls": -1}),
         stage("batch", 8),
     )
-    assert minor(loop(stages=asked, rows=128)) == {}
+    assert minor(loop(stages=tuned, rows=128)) == {}
     kerass = tuple(replace(each, in_user_code=False) for each in BARE)
     assert minor(loop(stages=kerass, nodes=BARE_NODES, wait_s=0.0, rows=128)) == {}
 

@@ -43,12 +43,12 @@ def test_each_moment_is_the_innermost_parts() -> None:
             with wall.part("validation", inner):
                 time.sleep(0.1)  # the time that is measured
 
-    told = wall.as_json()
-    spent = {(kind, tuple(place)): rest for kind, place, *rest in told["parts"]}
+    facts = wall.as_json()
+    spent = {(kind, tuple(place)): rest for kind, place, *rest in facts["parts"]}
     assert spent["validation", inner][0] >= 0.2
     assert 0.05 <= spent["fit", outer][0] < 0.15
     assert (spent["fit", outer][2], spent["validation", inner][2]) == (1, 2)
-    assert told["total_s"] > sum(rest[0] for rest in spent.values())
+    assert facts["total_s"] > sum(rest[0] for rest in spent.values())
 
 
 def test_what_is_open_counts_up_to_now() -> None:
@@ -98,14 +98,14 @@ def test_steps_of_a_loop_are_training_and_what_we_took_is_ours() -> None:
 
 
 def test_the_largest_part_is_the_first_finding_with_its_line_and_an_upper_bound() -> None:
-    told = script(
+    run = script(
         part("imports", 10.0),
         part("fit", 20.0, 30),
         part("validation", 15.0, 30, calls=5),
         part("predict", 45.0, 12, calls=300),
     )
 
-    first, second = diagnose([told], MACHINE).findings
+    first, second = diagnose([run], MACHINE).findings
 
     assert (first.kind, first.place) == ("slow_predict", at(12))
     assert "50% of the script's time without imports (45 s in 300 calls)" in first.observation
@@ -148,11 +148,11 @@ def test_without_the_time_nothing_is_said_of_it() -> None:
     assert findings(script(part("predict", 50.0, 12), since_start_s=0.0)).keys() == set()
 
 
-def test_what_a_person_and_a_program_are_told() -> None:
-    told = script(part("predict", 60.0, 12, calls=3), part("imports", 0.5))
+def test_the_parts_of_a_script_are_shown_and_are_in_the_json() -> None:
+    run = script(part("predict", 60.0, 12, calls=3), part("imports", 0.5))
 
-    assert shown_parts(told) == [("predict", 0.6), ("the script's own code, and waiting", 0.395)]
-    assert parts_json(told)[0] == {
+    assert shown_parts(run) == [("predict", 0.6), ("the script's own code, and waiting", 0.395)]
+    assert parts_json(run)[0] == {
         "kind": "predict",
         "file": "/home/me/train.py",
         "line": 12,
@@ -184,9 +184,9 @@ def fills(*, map_s: float, wall_s: float = 41.0, away: float = 0.0, **changes: A
 
 
 def test_a_first_pass_that_fills_a_cache_is_named_at_the_map_that_takes_the_time() -> None:
-    told = script(part("imports", 5.0), part("fit", 50.0, 40), loops=(fills(map_s=20.0),))
+    run = script(part("imports", 5.0), part("fit", 50.0, 40), loops=(fills(map_s=20.0),))
 
-    found = findings(told)["slow_first_pass"]
+    found = findings(run)["slow_first_pass"]
 
     assert found.place == at(9)
     assert (
@@ -196,7 +196,7 @@ def test_a_first_pass_that_fills_a_cache_is_named_at_the_map_that_takes_the_time
     assert "num_parallel_calls=tf.data.AUTOTUNE" in found.change
     # On 4 cores a quarter of it stays.
     assert found.gain == pytest.approx((1.0, 1 / (1 - 0.75 * 40 / 95)))
-    parts = wall_time(told)
+    parts = wall_time(run)
     assert parts["first_pass"] == 40.0
     assert sum(parts.values()) == pytest.approx(100.0)
 
@@ -225,10 +225,10 @@ def test_a_load_that_makes_all_times_longer_changes_no_verdict_about_a_first_pas
         for away in (0.0, 0.75):
             slower = 1.0 / (1.0 - away)
             loaded = fills(map_s=quiet_s * slower, wall_s=quiet_s * slower + 1.0, away=away)
-            told = script(
+            run = script(
                 part("fit", 10.0 * slower, 40), loops=(loaded,), since_start_s=12.0 * slower
             )
-            assert ("slow_first_pass" in findings(told)) is is_found, (quiet_s, away)
+            assert ("slow_first_pass" in findings(run)) is is_found, (quiet_s, away)
 
 
 def test_a_cache_that_an_earlier_loop_has_filled_is_no_first_pass() -> None:
@@ -256,9 +256,9 @@ def test_what_saves_most_of_the_script_comes_first() -> None:
     waits = loop(
         stages=(stage("batch", 3), stage("from_generator", 2)), wait_s=8.0, call_s=1.5, period_s=10
     )
-    told = script(part("fit", 50.0, 40), loops=(waits, fills(map_s=20.0)))
+    run = script(part("fit", 50.0, 40), loops=(waits, fills(map_s=20.0)))
 
-    first, *others = (each.kind for each in diagnose([told], MACHINE).findings)
+    first, *others = (each.kind for each in diagnose([run], MACHINE).findings)
 
     assert first == "slow_first_pass"
     assert "generator_rows" in others

@@ -57,7 +57,9 @@ def test_a_sitecustomize_that_is_hidden_runs_all_the_same(tmp_path: Path) -> Non
     assert ran.stdout.split() == [theirs, theirs], ran.stderr
 
 
-def test_an_error_of_their_sitecustomize_is_told_as_without_us(tmp_path: Path) -> None:
+def test_an_error_of_the_users_sitecustomize_is_reported_as_without_the_watcher(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "sitecustomize.py").write_text("raise ValueError('theirs')\n")
 
     plain = run("print(1)", path=[tmp_path], folder=None)
@@ -133,10 +135,10 @@ def test_facts_are_json_whatever_they_hold_and_a_broken_part_costs_only_itself(
     facts.write()
 
     [path] = tmp_path.glob("facts-*.json")
-    told = json.loads(path.read_text())
-    assert told["odd"] == {"1": None, "path": str(tmp_path), "t": [1, 2]}
-    assert "no" not in told
-    assert told["failures"][0].startswith("KeyError: 'gone' (test_script_watcher.py:")
+    found = json.loads(path.read_text())
+    assert found["odd"] == {"1": None, "path": str(tmp_path), "t": [1, 2]}
+    assert "no" not in found
+    assert found["failures"][0].startswith("KeyError: 'gone' (test_script_watcher.py:")
 
 
 def test_a_forked_child_does_not_write_its_parents_facts(tmp_path: Path) -> None:
@@ -162,14 +164,14 @@ with subprocess.Popen(busy, stdout=subprocess.PIPE, start_new_session=True) as o
     begun, until_s = now(), time.thread_time() + 0.3
     while time.thread_time() < until_s:
         pass
-    span, told = load.between(begun, now()), load.as_json()
+    span, found = load.between(begun, now()), load.as_json()
     other.kill()
-print(json.dumps({**span._asdict(), "waited_s": told["waited_s"]}))
+print(json.dumps({**span._asdict(), "waited_s": found["waited_s"]}))
 """
 
 
 def test_a_wait_for_a_core_that_another_program_has_is_counted() -> None:
-    # In a session of its own: the other workers of pytest are no part of it.
+    # In a session of its own: the other workers of pytest do not belong to it.
     done = subprocess.run(
         [sys.executable, "-c", WAITING],
         stdout=subprocess.PIPE,
@@ -177,13 +179,13 @@ def test_a_wait_for_a_core_that_another_program_has_is_counted() -> None:
         check=True,
         timeout=60,
     )
-    told = json.loads(done.stdout)
+    found = json.loads(done.stdout)
 
     # Two programs on a core take turns: of the time that one runs it waits about as long.
-    assert 0.3 <= told["run_s"] < told["wall_s"]
-    assert told["wait_s"] > 0.1
-    assert told["wait_s"] <= told["away_s"] <= told["wall_s"] - told["run_s"]
-    assert told["waited_s"] >= told["wait_s"] * 0.5
+    assert 0.3 <= found["run_s"] < found["wall_s"]
+    assert found["wait_s"] > 0.1
+    assert found["wait_s"] <= found["away_s"] <= found["wall_s"] - found["run_s"]
+    assert found["waited_s"] >= found["wait_s"] * 0.5
 
 
 def test_what_others_took_of_a_time_is_by_threads_that_it_waits_for_too() -> None:

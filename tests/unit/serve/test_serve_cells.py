@@ -1,4 +1,4 @@
-"""What workers count together: no number goes backwards, whoever dies."""
+"""Counters that workers share: no number decreases, whichever worker dies."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ import time
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 watchdog = StuckCallWatchdog(max_run_s=3.0)
 with watchdog.watched(lambda: None):
-    # Before it is told to begin: it may be stopped at once.
+    # Before it may begin, because it may be stopped at once.
     before_s = begun_s = time.monotonic()
     print("begun", flush=True)
     while (now_s := time.monotonic()) - before_s < 3.5 and now_s - begun_s < 60:
@@ -179,7 +179,7 @@ def test_time_in_which_a_process_stood_still_is_not_time_of_its_models() -> None
         assert running.stdout is not None
         assert running.stdout.readline() == "begun\n"
         os.kill(running.pid, signal.SIGSTOP)
-        time.sleep(4.5)
+        time.sleep(4.5)  # longer than max_run_s, which this time must not count for
         os.kill(running.pid, signal.SIGCONT)
         assert running.stdout.readline() == "False\n"
 

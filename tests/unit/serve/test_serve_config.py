@@ -90,17 +90,17 @@ def test_prometheus_reads_what_is_counted() -> None:
     from prometheus_client.parser import text_string_to_metric_families as parse
 
     about: Any = {"unit": "", "writer": Writer.SERVER}
-    asked = Metric(
-        name="asked", kind=Kind.COUNTER, labels=("model", "status"), help="How often.", **about
+    requests = Metric(
+        name="requests", kind=Kind.COUNTER, labels=("model", "status"), help="How often.", **about
     )
     took = Metric(name="took", kind=Kind.HISTOGRAM, labels=("model",), help="How long.", **about)
-    counter = Counter(asked)
+    counter = Counter(requests)
     counter.add(model='a"\\\n', status="OK")
     counter.add(2, model='a"\\\n', status="OK")
     histogram = Histogram(took, bounds=(1.0, 10.0))
     for value in (0.5, 1.0, 5.0, 50.0):
         histogram.observe(value, model="a")
-    text = "\n".join(["# TYPE asked counter", *counter.lines()])
+    text = "\n".join(["# TYPE requests counter", *counter.lines()])
     text += "\n".join(["", "# TYPE took histogram", *histogram.lines(), ""])
 
     samples = {
@@ -110,7 +110,7 @@ def test_prometheus_reads_what_is_counted() -> None:
     }
 
     assert samples == {  # the parser adds `_total` to a counter's name, as the library does
-        ("asked_total", None): ('a"\\\n', 3),
+        ("requests_total", None): ('a"\\\n', 3),
         ("took_bucket", "1"): ("a", 2),
         ("took_bucket", "10"): ("a", 3),
         ("took_bucket", "+Inf"): ("a", 4),

@@ -32,7 +32,7 @@ FILES = {
     "KEYS": "",
     "SESSION": "intra_op_parallelism_threads: 1",
 }
-"""The name of a file in a flag -> what stands in it."""
+"""The name of a file in a flag -> its content."""
 
 
 @pytest.fixture(scope="module")

@@ -94,7 +94,7 @@ def refuse(_request: bytes, context: Any) -> None:
 def make_server() -> GrpcServer:
     """A server that is not started: its loop turns when a test turns it."""
     server = GrpcServer(pool=ThreadPoolExecutor(1), limits=LIMITS)
-    server._pool = InThisThread()  # type: ignore[assignment]
+    server._pool = InThisThread()  # type: ignore[assignment]  # replaced for this test
     handlers = {
         "Echo": grpc.unary_unary_rpc_method_handler(lambda request, _context: request),
         "Repeat": grpc.unary_stream_rpc_method_handler(repeat),
@@ -423,7 +423,7 @@ class KeepsTheProtocol(RuleBasedStateMachine):
             self.settings -= 1
         elif isinstance(event, ResponseReceived | TrailersReceived):
             assert event.stream_id is not None
-            self.calls[event.stream_id].trailers |= dict(event.headers or ())  # type: ignore[arg-type]
+            self.calls[event.stream_id].trailers |= dict(event.headers or ())  # type: ignore[arg-type]  # h2 decodes them to text
         elif isinstance(event, DataReceived):
             assert event.stream_id is not None
             self.calls[event.stream_id].received += event.data or b""
@@ -655,7 +655,7 @@ def test_data_in_a_larger_window_follows_the_acknowledgement_of_the_setting() ->
 
 
 def test_a_window_below_zero_can_be_widened_in_small_steps() -> None:
-    """A smaller initial window takes what was sent already from the stream's; that is no fault."""
+    """A smaller initial window may make a stream's window negative, which is not an error."""
     client = KeepsTheProtocol()
     client.greet(window=40_000)
     client.call(path=ECHO, message=bytes(MAX_MESSAGE))

@@ -224,7 +224,7 @@ def text_of(*inputs: dict[str, Any]) -> bytes:
     return f'{{"id": "1", "inputs": [{", ".join(said)}], "outputs": []}}'.encode()
 
 
-def asked(read: Callable[[bytes], Any], raw: bytes, tail: bytes = b"") -> Any:
+def outcome_of(read: Callable[[bytes], Any], raw: bytes, tail: bytes = b"") -> Any:
     """What one of the two ways makes of a body: name -> dtype, shape and bytes; or the error."""
     try:
         found = v2._inputs(v2._object(read(raw), "the body").get("inputs"), memoryview(tail))
@@ -242,8 +242,8 @@ def _bits(array: np.ndarray[Any, Any]) -> Any:
 
 def both(raw: bytes, tail: bytes = b"") -> Any:
     """The answer, which has to be the same by either way."""
-    by_lists = asked(lambda text: read_lists(text) or parse_json(text), raw, tail)
-    assert by_lists == asked(parse_json, raw, tail)
+    by_lists = outcome_of(lambda text: read_lists(text) or parse_json(text), raw, tail)
+    assert by_lists == outcome_of(parse_json, raw, tail)
     return by_lists
 
 
@@ -302,14 +302,14 @@ DATATYPES = [
     st.booleans(),
 )
 def test_tensors_in_lists_are_read_or_refused_as_by_the_plain_reader(
-    sent: list[tuple[tuple[str, int], str]], odd: int, beside: bool
+    sent: list[tuple[tuple[str, int], str]], odd: int, has_binary: bool
 ) -> None:
     inputs = [
         tensor(data, datatype, [count + odd], name=f"x{number}")
         for number, ((data, count), datatype) in enumerate(sent)
     ]
     tail = b""
-    if beside:
+    if has_binary:
         binary = tensor(None, "INT16", [2], name="b", parameters={"binary_data_size": 4})
         inputs.insert(len(inputs) // 2, binary)
         tail = b"\x01\x00\x02\x00"
@@ -325,7 +325,7 @@ def test_plain_lists_of_numbers_are_read_quickly(sent: tuple[str, int], datatype
     assert body is not None
     assert isinstance(body["inputs"][0]["data"], NumberList)
     assert body["id"] == "1"
-    assert isinstance(both(raw), dict), "it is no error"
+    assert isinstance(both(raw), dict), "it is not an error"
 
 
 @pytest.mark.parametrize(

@@ -24,9 +24,9 @@ FOLDER = Path("/srv/our models/half/124")
         ),
         (
             UserError(
-                "x must be", got=Plain(f"{FOLDER}/a; file /usr/lib/tf.py:3"), fix="Mend /a/b."
+                "x must be", got=Plain(f"{FOLDER}/a; file /usr/lib/tf.py:3"), fix="Repair /a/b."
             ),
-            "x must be. Received: 124/a; file tf.py:3. Mend b.",
+            "x must be. Received: 124/a; file tf.py:3. Repair b.",
         ),
         (UserError("x must be", got=f"{FOLDER}/a"), "x must be. Received: '124/a'."),
         (UserError("x must be"), "x must be."),

@@ -61,7 +61,7 @@ def test_ten_thousand_names_of_several_workers_stay_within_the_limit(tmp_path: P
     assert total == 3 * 3_334, "no request is lost"
 
 
-def test_a_series_stays_once_it_was_there_whichever_worker_is_asked(tmp_path: Path) -> None:
+def test_a_series_stays_once_it_was_there_whichever_worker_answers(tmp_path: Path) -> None:
     first, second = (ServeMetrics(tmp_path, worker=n, max_series=6) for n in range(2))
     count(first, "a")
     shown = series_of_models(first.exposition())

@@ -25,7 +25,7 @@ int clock_gettime(clockid_t id, struct timespec *now) {
     return failed;
 }
 """
-"""Stands before the C library's clock: what asks for the time of day is told another one."""
+"""A library that is loaded before the C library and returns another time of day."""
 
 CHILD = """
 import ctypes, json, sys, time
@@ -52,7 +52,7 @@ print(json.dumps({"seen": seen, "files": [path.stat().st_ino for path in sorted(
 """
 
 
-@pytest.mark.skipif(shutil.which("cc") is None, reason="there is no C compiler")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
 def test_a_clock_that_jumps_by_a_day_moves_neither_stamps_nor_time_left(tmp_path: Path) -> None:
     (tmp_path / "shim.c").write_text(SHIM)
     shim = tmp_path / "shim.so"
@@ -69,7 +69,7 @@ def test_a_clock_that_jumps_by_a_day_moves_neither_stamps_nor_time_left(tmp_path
     of_day, stamped, left = zip(*facts["seen"], strict=True)
     # The clock did jump,
     assert [round(s / 86400) for s in of_day] == [0, 1, -1, 0]
-    # and nobody took notice.
+    # and no code was affected.
     assert list(stamped) == sorted(stamped)
     assert stamped[-1] < 60
     assert left[0] is None

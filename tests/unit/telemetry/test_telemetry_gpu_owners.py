@@ -63,7 +63,7 @@ def test_a_worker_belongs_to_the_run_whose_lock_its_parent_holds(tmp_path: Path)
         (["stoker", "serve"], ""),
     ],
 )
-def test_a_server_is_told_by_its_command(arguments: list[str], model: str) -> None:
+def test_a_server_is_recognized_by_its_command(arguments: list[str], model: str) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", WAIT, *arguments],
         stdin=subprocess.PIPE,

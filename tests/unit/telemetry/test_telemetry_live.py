@@ -26,7 +26,7 @@ def scraped(live: LiveMetrics) -> dict[tuple[str, ...], float]:
 
 
 def live_metrics(wall: WallTime | None = None, **sources: object) -> LiveMetrics:
-    return LiveMetrics(INFO, Sources(run_time=RunTime(wall), **sources))  # type: ignore[arg-type]
+    return LiveMetrics(INFO, Sources(run_time=RunTime(wall), **sources))  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def call(step_s: float) -> dict[str, float]:

@@ -22,7 +22,7 @@ HOSTILE = ['quote"', "back\\slash", "line\nbreak", 'le="5"', "ü" * 50, "x" * 1_
 
 @pytest.fixture
 def lines() -> list[str]:
-    """What a server counts that has been asked for models with such names."""
+    """The metrics of a server that got requests for models with such names."""
     metrics = ServeMetrics()
     for name in HOSTILE:
         metrics.request_count.add(3, model_name=name, status="OK")

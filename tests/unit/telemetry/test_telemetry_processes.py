@@ -28,7 +28,7 @@ def test_a_clock_that_is_set_changes_no_time_between_processes_of_one_boot() -> 
     ("error", "end"),
     [
         (None, "done"),
-        (Preempted("asked", got=Plain("a signal"), fix="Again."), "preempted"),
+        (Preempted("stopped", got=Plain("a signal"), fix="Again."), "preempted"),
         (KeyboardInterrupt(), "preempted"),
         (ConfigError("wrong"), "error"),
         (RuntimeError("lost"), "failed"),

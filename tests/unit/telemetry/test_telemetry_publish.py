@@ -270,12 +270,12 @@ def test_a_silent_collector_delays_neither_a_step_nor_the_end(
         endpoint = f"http://127.0.0.1:{silent.getsockname()[1]}"
         sends.setenv(ENDPOINT, endpoint)
         with offered(live, Destinations(runs=tmp_path), environ={ENDPOINT: endpoint}):
-            asked, _ = silent.accept()
+            connection, _ = silent.accept()
             begun_s = time.monotonic()
             for step in range(1000):
                 live.write(step, {"loss": 0.5, "step_time_s": 0.01})
         took_s = time.monotonic() - begun_s
-        asked.close()
+        connection.close()
 
     assert took_s < 2
 

@@ -117,7 +117,7 @@ def test_a_flood_of_scrapes_shares_what_is_made() -> None:
     assert all(later - earlier >= 0.2 for earlier, later in pairwise(made))
 
 
-def test_silent_and_slow_clients_hold_up_nobody(
+def test_silent_and_slow_clients_delay_no_other(
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     assert scrape_server._Handler.timeout == scrape_server.TIMEOUT_S
@@ -188,9 +188,9 @@ def test_scrapes_during_the_end_are_answered_or_refused_and_it_ends(
 
     with ThreadPoolExecutor(4) as pool:
         scrapers = [pool.submit(scrape) for _ in range(4)]
-        time.sleep(0.2)
+        time.sleep(0.2)  # scrapes are under way
         server.close()
-        time.sleep(0.1)
+        time.sleep(0.1)  # and go on after the end
         over.set()
         assert [each.result() for each in scrapers] == [{200}] * 4
     with pytest.raises(OSError, match="refused"):

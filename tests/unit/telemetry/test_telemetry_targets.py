@@ -28,7 +28,7 @@ def test_a_target_is_there_while_its_run_is(tmp_path: Path) -> None:
 
     assert group["targets"] == ["127.0.0.1:1"]
     assert group["labels"]["job"] == JOB
-    # Prometheus drops these after relabeling: they are no labels of series.
+    # Prometheus drops these after relabeling: they are not labels of series.
     assert all(name == "job" or name.startswith("__meta_") for name in group["labels"])
     assert list((tmp_path / FOLDER).iterdir()) == []
     assert live_targets(tmp_path / "nowhere") == []

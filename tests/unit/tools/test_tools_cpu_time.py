@@ -30,9 +30,35 @@ def test_of_a_child():
     subprocess.run([sys.executable, "-c", BURN], check=True)
 """
 
+SHARED = """
+import subprocess, sys
+import pytest
 
-def run(folder: Path, *flags: str, budget: str = "") -> subprocess.CompletedProcess[str]:
-    (folder / "conftest.py").write_text(CONFTEST)
+BURNS = '''
+import sys, time
+for seconds in sys.stdin:
+    end = time.process_time() + float(seconds)
+    while time.process_time() < end: pass
+    print(flush=True)
+'''
+
+@pytest.fixture(scope="session")
+def burn():
+    command = [sys.executable, "-c", BURNS]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        def burn(seconds):
+            child.stdin.write(f"{seconds}\\n")
+            child.stdin.flush()
+            child.stdout.readline()
+        yield burn
+        child.stdin.close()
+"""
+
+
+def run(
+    folder: Path, *flags: str, budget: str = "", fixtures: str = ""
+) -> subprocess.CompletedProcess[str]:
+    (folder / "conftest.py").write_text(fixtures + CONFTEST)
     for name, seconds in (("quick", 0.02), ("slow", 0.6)):
         (folder / "checks" / name).mkdir(parents=True, exist_ok=True)
         tests = folder / "checks" / name / f"test_{name}.py"
@@ -80,3 +106,16 @@ def test_a_folder_over_its_limit_fails_the_run(tmp_path: Path, flags: tuple[str,
     assert over.returncode == 1, over.stdout
     assert "FAILED checks/slow: " in over.stdout
     assert "at most 0.01, 2.5 for each minute of its budget" in over.stdout
+
+
+def test_the_child_of_a_session_counts_for_the_folder_that_uses_it(tmp_path: Path) -> None:
+    for name, seconds in (("first", 1.2), ("second", 0.0)):
+        (tmp_path / "checks" / name).mkdir(parents=True)
+        test = f"def test_{name}(burn):\n    burn({seconds})\n"
+        (tmp_path / "checks" / name / f"test_{name}.py").write_text(test)
+
+    done = run(tmp_path, "checks/first", "checks/second", fixtures=SHARED)
+
+    found = minutes(done.stdout)
+    assert found["checks/first"] * 60 + 0.3 >= 1.2
+    assert found["checks/second"] < found["checks/first"]

@@ -127,7 +127,7 @@ LINE = Timeline(
 """The first call of 10 steps ends after 10 s, then one each second; 8 samples a step."""
 
 
-def test_the_first_step_is_told_from_the_others_of_its_call() -> None:
+def test_the_first_step_is_told_apart_from_the_others_of_its_call() -> None:
     # 9 of the 10 steps of the first call take 0.9 s.
     assert LINE.until_first_step_s(batch=8) == pytest.approx(9.1)
     assert Timeline(began_at=0.0, marks=()).until_first_step_s(batch=8) is None

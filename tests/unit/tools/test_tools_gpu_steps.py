@@ -51,7 +51,7 @@ def test_all_processes_of_a_step_end_with_it(tmp_path: Path, sleep_s: float, sta
     assert not Path(f"/proc/{pid}").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text()
 
 
-def test_a_step_that_fails_is_told_with_its_exit_code(tmp_path: Path) -> None:
+def test_a_step_that_fails_is_reported_with_its_exit_code(tmp_path: Path) -> None:
     code = "import os; print(os.environ['COLOR']); raise SystemExit(7)"
     argv = (sys.executable, "-c", code)
 
@@ -64,7 +64,7 @@ def test_a_step_that_fails_is_told_with_its_exit_code(tmp_path: Path) -> None:
     assert "COLOR" not in os.environ
 
 
-def test_steps_run_at_once_and_each_is_told_when_it_ends(tmp_path: Path) -> None:
+def test_steps_run_at_once_and_each_is_reported_when_it_ends(tmp_path: Path) -> None:
     # Each waits for the other: run one after the other, they would not end.
     code = (
         "import sys, time\nfrom pathlib import Path\nfolder, mine, other = map(Path, sys.argv[1:])\n"

@@ -23,7 +23,7 @@ def test_work_begins_at_once_in_another_thread_and_gives_its_result() -> None:
     assert ahead.result() not in (None, main)
 
 
-def test_what_the_work_raises_is_raised_where_its_result_is_asked_for() -> None:
+def test_an_error_of_the_work_is_raised_where_its_result_is_read() -> None:
     def work() -> None:
         raise ConfigError("the data must be there", got=3)
 

@@ -79,14 +79,14 @@ def test_what_cannot_be_stored_is_refused(value: Any) -> None:
         encode(value, key="k", arrays={})
 
 
-class Remembering(keras.callbacks.Callback):  # type: ignore[misc]
+class Remembering(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
     def __init__(self, patience: int = 3) -> None:
         super().__init__()
         self.patience = patience
         self.best = float("inf")
         self.window: deque[float] = deque(maxlen=2)
         self.counts: defaultdict[str, int] = defaultdict(int)
-        self.handle = open  # a function is made anew by the constructor
+        self.handle = open  # the constructor creates a function again
         self.worker: object = object()
 
 
@@ -127,7 +127,7 @@ def test_a_setting_that_the_user_changed_since_is_the_new_one() -> None:
 
 
 def test_own_get_state_and_set_state_are_used() -> None:
-    class Own(keras.callbacks.Callback):  # type: ignore[misc]
+    class Own(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         def __init__(self) -> None:
             super().__init__()
             self.seen = np.zeros(2)

@@ -27,7 +27,7 @@ def writer(
 ) -> CheckpointWriter:
     return CheckpointWriter(
         folder,
-        config=CheckpointConfig(**config),  # type: ignore[arg-type]
+        config=CheckpointConfig(**config),  # type: ignore[arg-type]  # mypy cannot check **
         identity={},
         better="min",
         after=after,
@@ -218,7 +218,7 @@ def test_the_automatic_rate_keeps_to_its_share(stall_s: float, step_s: float, sh
     assert LEAST_EVERY_S <= cadence.every_s <= MOST_EVERY_S
 
 
-def test_what_steps_lose_beside_the_writing_is_paid_too() -> None:
+def test_what_steps_lose_during_a_write_counts_as_cost() -> None:
     """Whatever CPU time the writing says that it took: cores may idle, or be taken from the step."""
     cadence = Cadence(CheckpointConfig(max_overhead=0.01), now_s=Clock())
 
@@ -229,7 +229,7 @@ def test_what_steps_lose_beside_the_writing_is_paid_too() -> None:
     cadence.cost(stalled_s=0.2, cpu_s=30.0)
 
     assert cadence.every_s == pytest.approx((0.2 + 0.5 + 0.3) / (AIM * 0.01))
-    # The next one hindered nobody.
+    # The next one slowed no step down.
     cadence.trained(10, 0.9, while_writing=True)
     cadence.cost(stalled_s=0.2, cpu_s=30.0)
     assert cadence.every_s == pytest.approx((1.0 + 0.2) / 2 / (AIM * 0.01))
@@ -246,11 +246,11 @@ def test_before_the_usual_step_is_known_the_cpu_time_of_writing_counts() -> None
     assert cadence.every_s == pytest.approx((0.2 + 3.0) / (AIM * 0.01))
 
 
-def test_calls_that_begin_while_a_checkpoint_is_written_are_beside_it(
+def test_calls_that_begin_during_a_write_count_as_such(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told, written = list[bool](), threading.Event()
-    monkeypatch.setattr(Cadence, "trained", lambda *_, while_writing: told.append(while_writing))
+    counted, written = list[bool](), threading.Event()
+    monkeypatch.setattr(Cadence, "trained", lambda *_, while_writing: counted.append(while_writing))
     monkeypatch.setattr(CheckpointWriter, "_write", lambda *_, **_facts: float(written.wait(60)))
     with writer(tmp_path) as writing:
         writing.trained(1, 0.1)
@@ -261,7 +261,7 @@ def test_calls_that_begin_while_a_checkpoint_is_written_are_beside_it(
         writing.wait()
         writing.trained(1, 0.1)
 
-    assert told == [False, True, False]
+    assert counted == [False, True, False]
 
 
 def test_steps_go_before_the_clock() -> None:
@@ -279,7 +279,7 @@ def test_steps_go_before_the_clock() -> None:
     st.integers(1, 4),
     st.sampled_from([None, 1.0, 2.0]),
 )
-def test_what_is_kept_is_the_same_whenever_it_is_asked(
+def test_which_checkpoints_are_kept_does_not_depend_on_when_that_is_decided(
     gaps_h: list[int], keep_last: int, every_h: float | None
 ) -> None:
     # By and by, as a run does it, and at once over everything that was ever written.
@@ -379,7 +379,7 @@ def test_hours_of_training_go_on_in_the_next_process(
 )
 def test_a_rule_that_cannot_hold_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match=f"train.checkpoint.{next(iter(wrong))} must be"):
-        CheckpointConfig(**wrong)  # type: ignore[arg-type]
+        CheckpointConfig(**wrong)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_an_earlier_start_of_a_job_publishes_and_deletes_no_checkpoint(

@@ -77,7 +77,7 @@ def test_nothing_is_measured_where_a_run_must_repeat_or_was_tuned(
 
 
 @pytest.mark.parametrize(
-    ("gpus", "asked", "why"),
+    ("gpus", "configured", "why"),
     [
         ((), "auto", "no GPU"),
         ((H100,), "auto", "compute capability 9.0 has tensor cores for bfloat16"),
@@ -87,15 +87,15 @@ def test_nothing_is_measured_where_a_run_must_repeat_or_was_tuned(
     ],
 )
 def test_the_run_records_why_its_precision_is_what_it_is(
-    gpus: tuple[Gpu, ...], asked: Any, why: str
+    gpus: tuple[Gpu, ...], configured: Any, why: str
 ) -> None:
     devices = Devices(cpu_cores=8, memory_bytes=2**36, gpus=gpus)
     inputs = AutoInputs(devices=devices, rows=1000, string_features=False)
 
-    assert resolve(TrainConfig(precision=asked), inputs).why["precision"] == why
+    assert resolve(TrainConfig(precision=configured), inputs).why["precision"] == why
 
 
-def test_what_was_asked_for_by_name_is_kept() -> None:
+def test_a_precision_that_is_set_by_name_is_kept() -> None:
     config = TrainConfig(batch_size=7, steps_per_call=3, precision="mixed_float16", xla=True)
     resolved = resolve(config, AutoInputs(devices=CPU, rows=1000, string_features=False))
 
@@ -113,7 +113,7 @@ def test_xla_on_strings_is_refused() -> None:
 )
 def test_a_setting_that_cannot_be_is_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"train\."):
-        TrainConfig(**wrong)  # type: ignore[arg-type]
+        TrainConfig(**wrong)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_this_machine_has_cores_and_memory_and_says_so() -> None:
@@ -136,7 +136,7 @@ def test_this_machine_has_cores_and_memory_and_says_so() -> None:
 )
 def test_resources_of_another_form_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"resources\."):
-        Resources(**wrong)  # type: ignore[arg-type]
+        Resources(**wrong)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_a_worker_of_parameter_servers_computes_one_batch_by_itself() -> None:

@@ -25,7 +25,7 @@ def values(found: EvalBatches) -> list[int]:
     return [int(value) for value in found]
 
 
-def test_batches_that_are_begun_are_made_before_they_are_asked_for_and_are_the_same() -> None:
+def test_batches_that_are_begun_are_made_ahead_and_are_the_same() -> None:
     made = threading.Event()
     found = EvalBatches(batches(made), begins_early=True)
 
@@ -37,7 +37,7 @@ def test_batches_that_are_begun_are_made_before_they_are_asked_for_and_are_the_s
     assert found.element_spec == tf.TensorSpec([], tf.int64)
 
 
-def test_a_users_own_dataset_does_nothing_before_it_is_asked() -> None:
+def test_a_users_own_dataset_does_nothing_before_it_is_read() -> None:
     made = threading.Event()
     found = EvalBatches(batches(made), begins_early=False)
 

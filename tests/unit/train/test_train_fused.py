@@ -1,4 +1,4 @@
-"""Adam by one kernel leads where Keras's operations lead, and stands in for nothing else."""
+"""Adam in one kernel computes the same as Keras's operations, and replaces only them."""
 
 from __future__ import annotations
 

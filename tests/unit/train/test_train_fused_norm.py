@@ -1,4 +1,4 @@
-"""BatchNormalization by one kernel leads where Keras's operations lead, and stands in for nothing else."""
+"""BatchNormalization in one kernel computes the same as Keras's operations, and replaces only them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SHAPES = {"images": (6, 5, 4, 3), "series": (6, 5, 3), "rows": (6, 3), "a row": 
 LAYERS: dict[str, dict[str, Any]] = {
     "as it is": {},
     "without scale": {"scale": False},
-    "without centre": {"center": False},
+    "without center": {"center": False},
     "other numbers": {"momentum": 0.5, "epsilon": 0.1},
 }
 

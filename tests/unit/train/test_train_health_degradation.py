@@ -43,7 +43,7 @@ def traced(
     @tf.function
     def run(x: tf.Tensor, steps: tf.Tensor) -> tf.Tensor:
         total = tf.constant(0.0)
-        for _ in tf.range(steps):  # type: ignore[attr-defined]
+        for _ in tf.range(steps):  # type: ignore[attr-defined]  # AutoGraph iterates over the tensor
             loss, gradients = inner(x)
             for variable, gradient in zip(model.trainable_variables, gradients, strict=True):
                 variable.value.assign_sub(0.1 * gradient)
@@ -69,7 +69,7 @@ X = tf.ones((8, 8))
 
 
 def test_python_and_printing_inside_the_step_are_named_with_their_layer() -> None:
-    class Talking(layers.Layer):  # type: ignore[misc]
+    class Talking(layers.Layer):  # type: ignore[misc]  # Keras has no types
         def call(self, x: Any) -> Any:
             tf.print("mean", tf.reduce_mean(x))
             return tf.ensure_shape(tf.numpy_function(lambda a: a, [x], tf.float32), x.shape)
@@ -83,7 +83,7 @@ def test_python_and_printing_inside_the_step_are_named_with_their_layer() -> Non
     assert "PyFunc" in found.message
 
 
-def test_a_clean_step_and_our_own_clock_are_not_told_of() -> None:
+def test_a_clean_step_and_our_own_clock_are_not_reported() -> None:
     def clock(x: tf.Tensor) -> Any:
         with tf.name_scope("stoker"):
             return tf.ensure_shape(tf.numpy_function(lambda: 1.0, [], tf.float64), [])
@@ -237,7 +237,7 @@ def test_answers_in_16_bits_are_named_by_the_layer_that_makes_them(
 
 @pytest.mark.usefixtures("bfloat16")
 def test_a_subclassed_model_is_judged_by_what_it_answers() -> None:
-    class Own(keras.Model):  # type: ignore[misc]
+    class Own(keras.Model):  # type: ignore[misc]  # Keras has no types
         def __init__(self, dtype: str | None) -> None:
             super().__init__()
             self.last = layers.Dense(1, dtype=dtype, name="last")

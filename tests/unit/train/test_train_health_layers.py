@@ -1,4 +1,4 @@
-"""The first value that is no number, found in models of every form."""
+"""The first value that is not finite is found in models of every form."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ FEATURES = {"a": tf.constant(RNG.normal(size=(6, 4)), tf.float32)}
 LABELS = tf.ones((6, 1))
 
 
-class Log(layers.Layer):  # type: ignore[misc]
+class Log(layers.Layer):  # type: ignore[misc]  # Keras has no types
     def call(self, x: Any) -> Any:
         return ops.log(x)
 
 
-class RootOfZero(layers.Layer):  # type: ignore[misc]
+class RootOfZero(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Finite forward; its gradient at zero is infinite."""
 
     def call(self, x: Any) -> Any:
         return ops.sqrt(ops.relu(x))
 
 
-class Block(layers.Layer):  # type: ignore[misc]
+class Block(layers.Layer):  # type: ignore[misc]  # Keras has no types
     def __init__(self, inner: layers.Layer, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.dense = layers.Dense(4, name="dense")
@@ -48,7 +48,7 @@ class Block(layers.Layer):  # type: ignore[misc]
         return self.drop(self.norm(self.inner(self.dense(x))))
 
 
-class Subclassed(keras.Model):  # type: ignore[misc]
+class Subclassed(keras.Model):  # type: ignore[misc]  # Keras has no types
     def __init__(self, inner: layers.Layer) -> None:
         super().__init__()
         self.blocks = [Block(layers.Activation("relu"), name="b0"), Block(inner, name="b1")]
@@ -61,7 +61,7 @@ class Subclassed(keras.Model):  # type: ignore[misc]
         return self.out(x)
 
 
-class Between(keras.Model):  # type: ignore[misc]
+class Between(keras.Model):  # type: ignore[misc]  # Keras has no types
     """The bad operation stands between two layers, in none."""
 
     def __init__(self) -> None:
@@ -167,7 +167,7 @@ def test_an_operation_that_is_no_layer_is_named_too() -> None:
 @pytest.mark.parametrize(
     ("inner", "where"), [(Log, ("output", "b1/inner")), (RootOfZero, ("gradient", "b1/inner"))]
 )
-def test_a_rematerialised_block_is_looked_into_too(
+def test_a_rematerialized_block_is_looked_into_too(
     inner: Callable[..., layers.Layer], where: tuple[str, str]
 ) -> None:
     keras.utils.set_random_seed(0)
@@ -186,7 +186,7 @@ def test_a_step_that_is_finite_has_nothing_bad(build: Callable[..., keras.Model]
     assert look(build(layers.Activation("relu"))) is None
 
 
-def test_nan_in_a_feature_is_told_with_feature_and_rows() -> None:
+def test_nan_in_a_feature_is_reported_with_feature_and_rows() -> None:
     values = np.ones((6, 4), np.float32)
     values[[1, 4], 2] = np.nan
     found = look(functional(Log(name="inner")), features={"a": tf.constant(values)})

@@ -70,9 +70,9 @@ def test_the_error_names_step_loss_layer_figures_rows_and_samples() -> None:
 def test_the_advice_fits_what_was_found(
     bad: dict[str, object], found: dict[str, object] | None, advice: str
 ) -> None:
-    changed = None if found is None else dataclasses.replace(FOUND, **found)  # type: ignore[arg-type]
+    changed = None if found is None else dataclasses.replace(FOUND, **found)  # type: ignore[arg-type]  # mypy cannot check **
 
-    assert re.search(advice, line(dataclasses.replace(BAD, **bad), changed))  # type: ignore[arg-type]
+    assert re.search(advice, line(dataclasses.replace(BAD, **bad), changed))  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def decide(rollbacks: Rollbacks, *, step: int = 7, positions: tuple[int, ...] = (60, 61)) -> None:

@@ -94,7 +94,7 @@ def test_settings_that_would_find_nothing_or_everything_are_refused(
     wrong: dict[str, float],
 ) -> None:
     with pytest.raises(ConfigError, match=r"train\.divergence\."):
-        DivergenceConfig(**wrong)  # type: ignore[arg-type]
+        DivergenceConfig(**wrong)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_some_halvings_at_the_start_are_usual() -> None:

@@ -56,7 +56,7 @@ def test_it_beats_by_itself_and_tells_what_was_said_last(launcher: Launcher) -> 
     heartbeat.close()
 
 
-def test_a_new_phase_is_told_at_once(launcher: Launcher) -> None:
+def test_a_new_phase_is_reported_at_once(launcher: Launcher) -> None:
     heartbeat = beating(launcher, every_s=60)
     hear(launcher)
     begun_s = time.monotonic()
@@ -68,7 +68,7 @@ def test_a_new_phase_is_told_at_once(launcher: Launcher) -> None:
     heartbeat.close()
 
 
-def test_whoever_is_done_waits_for_the_launcher(launcher: Launcher) -> None:
+def test_a_worker_that_is_done_waits_for_the_launcher(launcher: Launcher) -> None:
     heartbeat = beating(launcher)
     finished = threading.Thread(target=heartbeat.finish)
     finished.start()
@@ -83,25 +83,25 @@ def test_whoever_is_done_waits_for_the_launcher(launcher: Launcher) -> None:
     heartbeat.close()
 
 
-def test_a_launcher_that_does_not_read_stops_nobody(launcher: Launcher) -> None:
+def test_a_launcher_that_does_not_read_stops_no_worker(launcher: Launcher) -> None:
     launcher.ours.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1)
     heartbeat = beating(launcher, every_s=0.0001)
-    time.sleep(0.3)
+    time.sleep(0.3)  # enough beats to fill the socket's buffers
 
     heartbeat.close()
 
 
-def test_a_launcher_that_is_gone_stops_nobody(launcher: Launcher) -> None:
+def test_a_launcher_that_is_gone_stops_no_worker(launcher: Launcher) -> None:
     heartbeat = beating(launcher)
     launcher.ours.close()
 
     heartbeat.beat(1)
-    time.sleep(0.05)
+    time.sleep(0.05)  # the beat meets the closed socket
     heartbeat.finish()
     heartbeat.close()
 
 
-def test_without_a_launcher_nobody_is_waited_for() -> None:
+def test_without_a_launcher_a_worker_does_not_wait() -> None:
     heartbeat = open_heartbeat({})
 
     heartbeat.beat(1)

@@ -205,14 +205,14 @@ def test_a_weight_of_a_class_that_no_row_has_is_a_warning(
 
 
 def test_the_ids_of_three_texts_are_no_numbers_and_those_of_two_are() -> None:
-    def told(labels: list[int], texts: list[str]) -> list[str]:
+    def kinds_of(labels: list[int], texts: list[str]) -> list[str]:
         splits = {"train": {ONLY: summary(labels)}}
         model = built(1, None, "mse")
         return [each.kind for each in findings(model, splits, monitor="val_loss", texts=texts)]
 
-    assert told([0, 1, 2], [ONLY]) == ["classes_as_numbers"]
-    assert told([0, 1, 1], [ONLY]) == []
-    assert told([0, 1, 2], []) == []
+    assert kinds_of([0, 1, 2], [ONLY]) == ["classes_as_numbers"]
+    assert kinds_of([0, 1, 1], [ONLY]) == []
+    assert kinds_of([0, 1, 2], []) == []
 
 
 def test_a_ratio_to_a_label_of_0_and_rows_that_evaluate_refuses_are_warnings() -> None:

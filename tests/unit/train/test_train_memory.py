@@ -1,4 +1,4 @@
-"""What TensorFlow is told of the GPUs' memory, with stand-ins for GPUs that this machine has not."""
+"""Settings of GPU memory that TensorFlow gets; the GPUs are simulated."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from stoker.train.setup.device_settings import apply_memory
 
 GPUS = [f"/physical_device:GPU:{index}" for index in range(3)]
 
-Told = list[tuple[Any, ...]]
+Calls = list[tuple[Any, ...]]
 
 
 @pytest.fixture
-def told(monkeypatch: pytest.MonkeyPatch) -> Told:
+def tensorflow_calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     """What TensorFlow's functions were called with, on a machine of three GPUs."""
-    calls: Told = []
+    calls: Calls = []
 
     def limits(gpu: str, parts: list[Any]) -> None:
         calls.append(("limit", gpu, [part.memory_limit for part in parts]))
 
     monkeypatch.setattr(tf.config, "list_physical_devices", lambda kind: {"GPU": GPUS}[kind])
     monkeypatch.setattr(
-        tf.config, "set_visible_devices", lambda *asked: calls.append(("visible", *asked))
+        tf.config, "set_visible_devices", lambda *arguments: calls.append(("visible", *arguments))
     )
     monkeypatch.setattr(tf.config, "set_logical_device_configuration", limits)
     monkeypatch.setattr(tf.config, "get_logical_device_configuration", lambda gpu: None)
     monkeypatch.setattr(
         tf.config.experimental,
         "set_memory_growth",
-        lambda *asked: calls.append(("growth", *asked)),
+        lambda *arguments: calls.append(("growth", *arguments)),
     )
     return calls
 
@@ -62,15 +62,15 @@ def told(monkeypatch: pytest.MonkeyPatch) -> Told:
     ids=str,
 )
 def test_growth_limit_and_visible_gpus_reach_tensorflow(
-    told: Told, config: MemoryConfig, expected: Told
+    tensorflow_calls: Calls, config: MemoryConfig, expected: Calls
 ) -> None:
     apply_memory(config)
 
-    assert told == expected
+    assert tensorflow_calls == expected
 
 
 def test_a_gpu_that_the_user_has_cut_in_two_is_not_made_to_grow(
-    told: Told, monkeypatch: pytest.MonkeyPatch
+    tensorflow_calls: Calls, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     halves = [tf.config.LogicalDeviceConfiguration(memory_limit=64) for _ in range(2)]
     monkeypatch.setattr(
@@ -81,19 +81,19 @@ def test_a_gpu_that_the_user_has_cut_in_two_is_not_made_to_grow(
 
     apply_memory(MemoryConfig())
 
-    assert told == [("growth", gpu, True) for gpu in (GPUS[0], GPUS[2])]
+    assert tensorflow_calls == [("growth", gpu, True) for gpu in (GPUS[0], GPUS[2])]
 
 
-def test_a_gpu_that_is_not_there_is_refused_before_anything_is_set(told: Told) -> None:
+def test_a_gpu_that_is_not_there_is_refused_before_anything_is_set(tensorflow_calls: Calls) -> None:
     with pytest.raises(ConfigError, match="must name GPUs of this machine") as error:
         apply_memory(MemoryConfig(visible_devices=(0, 3)))
 
     assert "It has 3, numbered from 0." in error.value.line()
-    assert told == []
+    assert tensorflow_calls == []
 
 
-@pytest.mark.usefixtures("told")
-def test_what_comes_too_late_is_an_error_only_where_something_was_asked_for(
+@pytest.mark.usefixtures("tensorflow_calls")
+def test_a_setting_that_comes_too_late_is_an_error(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def begun(*_: Any) -> None:

@@ -38,7 +38,7 @@ XLA = tf.errors.ResourceExhaustedError(
         (MemoryError("no room"), "no room"),
     ],
 )
-def test_memory_that_is_used_up_is_recognised_and_its_figure_told(
+def test_memory_that_is_used_up_is_recognized_and_its_figure_reported(
     error: Exception, figure: str
 ) -> None:
     assert is_out_of_memory(error)
@@ -82,7 +82,7 @@ def test_a_batch_without_a_half_is_refused_with_the_figure(batch_size: int, advi
         reduce_batch(Split(batch_size=batch_size, accumulate=1), XLA)
 
 
-def test_under_stop_the_figure_is_told() -> None:
+def test_under_stop_the_figure_is_reported() -> None:
     line = does_not_fit(Split(batch_size=64, accumulate=1), TENSOR).line()
 
     assert "512 MiB" in line
@@ -92,7 +92,7 @@ def test_under_stop_the_figure_is_told() -> None:
 @pytest.mark.parametrize("wrong", [{"limit_mb": 0}, {"visible_devices": (0, 0)}])
 def test_memory_settings_that_cannot_be_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ConfigError, match=r"train\.memory\."):
-        MemoryConfig(**wrong)  # type: ignore[arg-type]
+        MemoryConfig(**wrong)  # type: ignore[arg-type]  # mypy cannot check **
 
 
 def test_a_gpu_that_is_not_there_is_refused() -> None:

@@ -97,12 +97,12 @@ def test_a_scaled_schedule_that_keras_saved_is_the_same_again() -> None:
     assert rate_after(again, 10) == pytest.approx(16 * halving(10))
 
 
-@pytest.mark.parametrize("asked_of", ["stoker", "keras"])
-def test_an_average_is_momentum_times_it_and_the_rest_of_the_weight(asked_of: str) -> None:
+@pytest.mark.parametrize("set_in", ["stoker", "keras"])
+def test_an_average_is_momentum_times_it_and_the_rest_of_the_weight(set_in: str) -> None:
     momentum, gradient = 0.75, tf.constant([[1.0], [-2.0]])
-    of_keras = {"use_ema": True, "ema_momentum": momentum} if asked_of == "keras" else {}
+    of_keras = {"use_ema": True, "ema_momentum": momentum} if set_in == "keras" else {}
     model = compiled(keras.optimizers.SGD(BASE, **of_keras))
-    config = TrainConfig(batch_size=8, ema=momentum if asked_of == "stoker" else None)
+    config = TrainConfig(batch_size=8, ema=momentum if set_in == "stoker" else None)
     resolved = resolve(config, AutoInputs(devices=CPU, rows=1000, string_features=False))
     average = prepare_optimizer(model, config, resolved)
     assert average is not None

@@ -19,7 +19,7 @@ X = tf.constant(np.random.default_rng(0).normal(size=(32, 8)), tf.float32)
 Y = tf.ones((32, 1))
 
 
-class Block(layers.Layer):  # type: ignore[misc]
+class Block(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """What a second run could spoil: BatchNorm, Dropout, losses, `training` that is inherited."""
 
     def __init__(self, **kwargs: Any) -> None:
@@ -53,7 +53,7 @@ def with_models_inside() -> keras.Model:
     return keras.Model(inputs, layers.Dense(1)(x))
 
 
-class Subclassed(keras.Model):  # type: ignore[misc]
+class Subclassed(keras.Model):  # type: ignore[misc]  # Keras has no types
     def __init__(self) -> None:
         super().__init__()
         self.blocks = [Block(name=f"block{index}") for index in range(2)]
@@ -65,7 +65,7 @@ class Subclassed(keras.Model):  # type: ignore[misc]
         return self.last(x)
 
 
-class Lookup(layers.Layer):  # type: ignore[misc]
+class Lookup(layers.Layer):  # type: ignore[misc]  # Keras has no types
     """Whole numbers in, and a gradient in slices."""
 
     def __init__(self, **kwargs: Any) -> None:

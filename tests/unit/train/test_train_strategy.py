@@ -1,4 +1,4 @@
-"""The order in which a TPU is reached, with stand-ins for hardware that nobody here has."""
+"""The order of the calls that connect to a TPU; the TPU is simulated."""
 
 from __future__ import annotations
 

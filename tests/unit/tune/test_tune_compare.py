@@ -95,14 +95,14 @@ def test_an_unclear_gain_is_measured_for_longer() -> None:
 def test_each_is_first_in_every_other_pair() -> None:
     order: list[str] = []
 
-    def told(name: str) -> Callable[[], float]:
+    def recorder(name: str) -> Callable[[], float]:
         def speed() -> float:
             order.append(name)
             return 1.0
 
         return speed
 
-    _, pairs = compare(told("a"), told("b"), threshold=0.5)
+    _, pairs = compare(recorder("a"), recorder("b"), threshold=0.5)
 
     assert order == ["a", "b", "b", "a"] * (len(pairs) // 2)
 

@@ -1,4 +1,4 @@
-"""The ledger where there is no room for it."""
+"""The ledger on a full disk."""
 
 from __future__ import annotations
 

@@ -367,7 +367,7 @@ def test_a_slower_machine_does_not_break_a_promise_of_speed(
 def test_a_promise_breaks_by_the_median_of_processes(
     busy: list[float], used: int, median: float
 ) -> None:
-    """One of them may be slower than all others: then more are asked, and none outvotes two."""
+    """If one process is slower than all others, more are measured, and one never outvotes two."""
     left = [measured(value) for value in busy]
 
     found = settled(lambda within_s: left.pop(0), PROMISED, within_s=60.0)

@@ -1,4 +1,4 @@
-"""What a person is told by `stoker profile` and `stoker tune`, without --json."""
+"""The text that `stoker profile` and `stoker tune` print without --json."""
 
 from __future__ import annotations
 
@@ -117,11 +117,11 @@ def test_the_devices_time_is_a_bar_and_tables_on_the_page(traced: ProfileReport)
 
 
 def test_the_devices_time_is_in_the_json(traced: ProfileReport) -> None:
-    told = json.loads(json.dumps(traced.to_json(), allow_nan=False))
+    from_json = json.loads(json.dumps(traced.to_json(), allow_nan=False))
 
-    assert sum(told["device_time"]["shares"].values()) == pytest.approx(1.0)
-    assert told["device_finding"]["kind"] == "transposes"
-    assert told["device_finding"]["text"].startswith("38% of the step")
+    assert sum(from_json["device_time"]["shares"].values()) == pytest.approx(1.0)
+    assert from_json["device_finding"]["kind"] == "transposes"
+    assert from_json["device_finding"]["text"].startswith("38% of the step")
 
 
 def test_page_and_console_say_why_there_is_no_trace(

@@ -18,34 +18,34 @@ from stoker.tune.process import GRACE_S, TrialFailed, TrialProcess
 ANSWERS = """\
 import json, os, sys, time
 spec, asks, answers = sys.argv[1:]
-told = os.fdopen(int(answers), "w", buffering=1)
+reply = os.fdopen(int(answers), "w", buffering=1)
 print("chatter on stdout")
 for line in os.fdopen(int(asks)):
-    asked = json.loads(line)
-    if asked["ask"] == "exit":
+    question = json.loads(line)
+    if question["ask"] == "exit":
         print("last words", file=sys.stderr)
         os._exit(3)
-    if asked["ask"] == "kill":
+    if question["ask"] == "kill":
         os.kill(os.getpid(), 9)
-    if asked["ask"] == "hang":
+    if question["ask"] == "hang":
         time.sleep(600)
-    if asked["ask"] == "child":
+    if question["ask"] == "child":
         import subprocess
         child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
-        told.write(json.dumps({"answer": child.pid}) + "\\n")
+        reply.write(json.dumps({"answer": child.pid}) + "\\n")
         continue
-    if asked["ask"] == "busy":
+    if question["ask"] == "busy":
         import threading
         def turn():
             while True:
                 pass
         for _ in range(4):
             threading.Thread(target=turn, daemon=True).start()
-    if asked["ask"] == "refuse":
-        told.write(json.dumps({"failed": "refused", "text": "no such setting"}) + "\\n")
+    if question["ask"] == "refuse":
+        reply.write(json.dumps({"failed": "refused", "text": "no such setting"}) + "\\n")
         continue
-    told.write(json.dumps({"progress": "on it"}) + "\\n")
-    told.write(json.dumps({"answer": [json.load(open(spec)), asked]}) + "\\n")
+    reply.write(json.dumps({"progress": "on it"}) + "\\n")
+    reply.write(json.dumps({"answer": [json.load(open(spec)), question]}) + "\\n")
 """
 
 Start = Callable[[], TrialProcess]
@@ -200,7 +200,9 @@ def test_it_is_stopped_while_paused_and_answers_again(start: Start) -> None:
     trial.pause()
     began_s = time.monotonic()
     trial.close()
-    assert time.monotonic() - began_s < GRACE_S, "it ends when nobody asks, also out of a pause"
+    assert time.monotonic() - began_s < GRACE_S, (
+        "it ends when its client is gone, even during a pause"
+    )
     assert not is_running(trial.pid)
 
 

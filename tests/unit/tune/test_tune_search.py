@@ -39,7 +39,7 @@ class World:
     input_noise: float = 1.0
     """How much slower every second process is while the input is waited for."""
 
-    beside: bool = False
+    hidden: bool = False
     """What the input costs, it takes from the step: no batch is waited for."""
 
     lucky: bool = False
@@ -53,7 +53,7 @@ class World:
 
     situation: Situation = BASE
     broken: Mapping[str, TrialFailed] | None = None
-    """Setting -> what becomes of a process that has it, unless it has rematerialisation too."""
+    """Setting -> what becomes of a process that has it, unless it has rematerialization too."""
 
     dies_at: tuple[int, ...] = ()
     """Windows of which the process, the first that was opened and each in its place, dies."""
@@ -62,11 +62,11 @@ class World:
     """Cores that others take while levers are measured, one after the other; later none."""
 
     held_up: float = 1.0
-    """How much slower the experiment as it is runs beside others."""
+    """How much slower the unchanged experiment runs next to other processes."""
 
     watched: int = 0
     busy: bool = False
-    asked: int = 0
+    calls: int = 0
     opened: int = 0
     closed: int = 0
 
@@ -137,8 +137,8 @@ class Bench:
         return max(self.input_ms, self.step_ms + self.python_ms)
 
     def speed(self) -> float:
-        self.world.asked += 1
-        if self.world.asked in self.world.dies_at:
+        self.world.calls += 1
+        if self.world.calls in self.world.dies_at:
             self.is_usable = False
             raise TrialFailed("crash", "ended by SIGKILL")
         waits = self.input_ms > self.step_ms + self.python_ms
@@ -155,7 +155,7 @@ class Bench:
         if self.world.profiles < 0:
             raise TrialFailed("budget", "time is up")
         late = max(0.0, self.input_ms - self.step_ms - self.python_ms)
-        wait = 0.0 if self.world.beside else late
+        wait = 0.0 if self.world.hidden else late
         as_always = [window(self.step_ms), window(self.real_ms, wait_ms=wait)]
         third = [window(self.step_ms)] * 2 if self.world.lucky else as_always
         sending_s = self.sending_ms / 1e3
@@ -219,10 +219,12 @@ def test_a_gain_under_load_has_to_be_confirmed(tmp_path: Path) -> None:
     found = tuned(world, tmp_path)
 
     assert "kept" not in decisions(found).values()
-    (told,) = (event for event in events(tmp_path / "ledger.jsonl") if "disturbed" in event)
-    assert decide(told["disturbed"], threshold=1.05) == "kept"
-    assert told["decision"] == "reverted"
-    assert told["other_load"] == ""
+    (event_of_noise,) = (
+        event for event in events(tmp_path / "ledger.jsonl") if "disturbed" in event
+    )
+    assert decide(event_of_noise["disturbed"], threshold=1.05) == "kept"
+    assert event_of_noise["decision"] == "reverted"
+    assert event_of_noise["other_load"] == ""
 
 
 def test_permanent_load_is_reported(tmp_path: Path) -> None:
@@ -275,7 +277,7 @@ def test_the_noise_of_an_input_that_was_waited_for_hides_no_gain_of_the_step(
 def test_a_dead_process_of_the_kept_settings_is_replaced(tmp_path: Path) -> None:
     plain = World()
     expected = tuned(plain, tmp_path / "plain")
-    # The noise takes two windows a pair, and the lever's first is asked of what was kept.
+    # The noise takes two windows a pair, and the lever's first window measures the kept settings.
     noise = next(e for e in events(tmp_path / "plain" / "ledger.jsonl") if e["event"] == "noise")
     first = 2 * len(noise["pairs"]) + 1
     dying = World(dies_at=(first,))
@@ -370,7 +372,7 @@ def test_more_parallel_input_is_tried_only_if_a_core_is_idle(tmp_path: Path) -> 
 def test_more_parallel_input_is_not_tried_if_training_does_not_wait(tmp_path: Path) -> None:
     waits = changed(PLAIN, made_here=True, prefetch=8, cpu_cores=8)
 
-    found = tuned(World(situation=waits, beside=True), tmp_path)
+    found = tuned(World(situation=waits, hidden=True), tmp_path)
 
     assert found.diagnosis_before.bottleneck == "input"
     assert decisions(found)["input on 4 threads"] == "reverted"
@@ -389,8 +391,8 @@ def test_one_lucky_window_does_not_hide_an_input_bottleneck(tmp_path: Path) -> N
 def test_where_noise_hides_whether_the_input_takes_from_the_step_its_cpu_time_decides(
     tmp_path: Path,
 ) -> None:
-    beside = changed(BASE, made_here=True, cpu_cores=8)
-    unsure = World(input_ms=1.18, python_ms=0.0, beside=True, lucky=True, situation=beside)
+    hidden = changed(BASE, made_here=True, cpu_cores=8)
+    unsure = World(input_ms=1.18, python_ms=0.0, hidden=True, lucky=True, situation=hidden)
 
     found = tuned(unsure, tmp_path)
 
@@ -431,7 +433,7 @@ def test_a_lever_that_fails_is_a_result(tmp_path: Path, kind: Any) -> None:
     assert world.opened == world.closed
 
 
-def test_what_does_not_fit_in_memory_is_tried_with_rematerialisation(tmp_path: Path) -> None:
+def test_what_does_not_fit_in_memory_is_tried_with_rematerialization(tmp_path: Path) -> None:
     whole = "no accumulation: the whole batch in one pass"
     deep = changed(BASE, accumulate=2, blocks=("encoder",))
     world = World(
@@ -619,7 +621,7 @@ def test_the_report_names_what_was_kept_and_what_was_not(tmp_path: Path) -> None
 def test_what_was_found_is_json(tmp_path: Path) -> None:
     from stoker.app.tuning.tuning import as_json
 
-    told = json.loads(json.dumps(as_json(tuned(World(), tmp_path), usd_per_hour=3.6)))
+    facts = json.loads(json.dumps(as_json(tuned(World(), tmp_path), usd_per_hour=3.6)))
 
-    assert told["after"]["usd_per_epoch"] == pytest.approx(told["after"]["epoch_s"] / 1000)
-    assert told["diagnosis_before"]["bottleneck"] == "input"
+    assert facts["after"]["usd_per_epoch"] == pytest.approx(facts["after"]["epoch_s"] / 1000)
+    assert facts["diagnosis_before"]["bottleneck"] == "input"

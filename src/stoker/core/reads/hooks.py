@@ -177,7 +177,7 @@ def _observe_environment() -> Any:
                 observer.variable(key, (frame.f_code.co_filename, frame.f_lineno))
         return before(self, key)
 
-    os._Environ.__getitem__ = getitem  # type: ignore[assignment,method-assign]  # noqa: SLF001
+    os._Environ.__getitem__ = getitem  # type: ignore[assignment,method-assign]  # noqa: SLF001 - the type of os.environ
     return before
 
 

@@ -111,7 +111,7 @@ class OwnFeed:
         return self._tuned(self._passes(autotune=True), autotune=True)
 
     @contextmanager
-    def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002
+    def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:  # noqa: ARG002 - as of every feed
         """Open one pass of the user's batches."""
         yield self._tuned(self._cached_pass if self.in_memory else self._dataset)
 

@@ -61,7 +61,7 @@ class Hooks:
         for gate in state.settings.user_gates:
             poll = self._poll(gate.name, gate.every_s)
             about = (state.rollout, state.began_s, gate)
-            results.append(poll.look(about, lambda gate=gate: self._ask(gate, state)))  # type: ignore[misc]
+            results.append(poll.look(about, lambda gate=gate: self._ask(gate, state)))  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
         self._gates = results
         self._write(state)
         return results
@@ -87,7 +87,7 @@ class Hooks:
             results.append(
                 poll.look(
                     content["id"],
-                    lambda name=name, url=hook.url, content=content: call_webhook(  # type: ignore[misc]
+                    lambda name=name, url=hook.url, content=content: call_webhook(  # type: ignore[misc]  # mypy cannot infer a lambda with defaults
                         name, url, content
                     ),
                 )

@@ -49,7 +49,7 @@ def _plain(value: object) -> bool | float | None:
     if type(value).__name__ in ("bool", "bool_"):  # NumPy's booleans and numbers as well
         return bool(value)
     try:
-        return float(value)  # type: ignore[arg-type]
+        return float(value)  # type: ignore[arg-type]  # any object; it may fail
     except (TypeError, ValueError):
         raise TypeError(
             f"it returned {type(value).__name__}, not true, false, a number or None"

@@ -8,6 +8,7 @@ import time
 import zlib
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 
 from stoker.rollout.counts.counts import MEASURED
 from stoker.rollout.split import TrafficSplit
@@ -70,7 +71,7 @@ def _shadow_decision(
     state: RolloutState, key_hash: Callable[[bytes], int], takes_copy: Callable[[], bool]
 ) -> Callable[[Headers], Route]:
     """Routes to the baseline, whose answers count only for requests that the candidate answers too."""
-    share, (header, cookie) = copied_share(state), _place_of(state.settings.key)
+    share, key_of = copied_share(state), _key_reader(state.settings.key)
     alone = Route(version=state.baseline, otherwise=state.baseline, counts=False)
     copied = replace(alone, copied=True)
 
@@ -79,17 +80,20 @@ def _shadow_decision(
             return alone
         if not state.settings.key:
             return copied if takes_copy() else alone
-        key = _cookie(cookie, headers) if cookie else headers(header)
+        key = key_of(headers)
         # Requests without a key are not part of a rollout by key.
         return replace(copied, key=key_hash(key)) if key and takes_copy() else alone
 
     return in_shadow
 
 
-def _place_of(key: str) -> tuple[str, bytes]:
-    """Where the key of a request is: a header, and a cookie in it if the name is `cookie:NAME`; else empty."""
+def _key_reader(key: str) -> Callable[[Headers], bytes | None]:
+    """The function that reads a request's key: the cookie if `key` is `cookie:NAME`, else the header of that name."""
     kind, _, cookie = key.partition(":")
-    return ("cookie", cookie.encode()) if kind == "cookie" else (key.lower(), b"")
+    if kind == "cookie":
+        return partial(_cookie, cookie.encode())
+    header = key.lower()
+    return lambda headers: headers(header)
 
 
 def decision(
@@ -135,18 +139,30 @@ def decision(
         return lambda headers: without if headers(header) is None else with_header
     if not state.settings.key:
         return split.at_random(fixed)
-    key_header, cookie = _place_of(state.settings.key)
-    without_key = route_to(state.baseline, counts=False)
     version_of = split.by_crc({version: version for version in split.weights})
+    return _by_key(
+        _key_reader(state.settings.key),
+        lambda key: route_to(version_of(zlib.crc32(key)), key=key_hash(key)),
+        without_key=route_to(state.baseline, counts=False),
+    )
+
+
+def _by_key(
+    key_of: Callable[[Headers], bytes | None],
+    route_of: Callable[[bytes], Route],
+    *,
+    without_key: Route,
+) -> Callable[[Headers], Route]:
+    """Routes by the key of a request; the routes of the newest keys are cached."""
     known: dict[bytes, Route] = {}
 
     def by_key(headers: Headers) -> Route:
-        key = _cookie(cookie, headers) if cookie else headers(key_header)
+        key = key_of(headers)
         if not key:  # an empty key would be one user for all who send it
             return without_key
         route = known.get(key)
         if route is None:
-            route = route_to(version_of(zlib.crc32(key)), key=key_hash(key))
+            route = route_of(key)
             if len(known) >= MOST_ROUTES:
                 known.clear()
             known[key] = route

@@ -59,7 +59,7 @@ def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
             place=loop.place,
             observation="tf.config.run_functions_eagerly(True) is set: no tf.function is compiled",
             change="tf.config.run_functions_eagerly(False)",
-            **common,  # type: ignore[arg-type]
+            **common,  # type: ignore[arg-type]  # mypy cannot check **
         )
     elif loop.model.get("run_eagerly"):
         yield ScriptFinding(
@@ -68,7 +68,7 @@ def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
             or loop.compiled_at,
             observation="the model was compiled with run_eagerly=True",
             change="model.compile(..., run_eagerly=False)",
-            **common,  # type: ignore[arg-type]
+            **common,  # type: ignore[arg-type]  # mypy cannot check **
         )
     elif isinstance(loop, OwnLoop) and loop.eager_gradients:
         place, count = max(loop.eager_gradients, key=lambda each: each[1])
@@ -80,7 +80,7 @@ def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
                 "tf.function",
                 change="@tf.function\ndef train_step(x, y): ...  # forward pass, tape.gradient and "
                 "apply_gradients inside",
-                **common,  # type: ignore[arg-type]
+                **common,  # type: ignore[arg-type]  # mypy cannot check **
             )
 
 

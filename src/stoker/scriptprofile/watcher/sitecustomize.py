@@ -14,7 +14,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pat
 
 def _run_the_one_we_hide() -> None:
     """Python runs only the first sitecustomize on its path: the next one must still run."""
-    others = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
+    others = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100 - as above
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
@@ -34,7 +34,7 @@ def _attach() -> None:
     except Exception as error:  # noqa: BLE001 - whatever it is, the script must run
         from contextlib import suppress
 
-        with suppress(OSError), open(os.path.join(folder, "failed"), "a") as stream:  # noqa: PTH118, PTH123
+        with suppress(OSError), open(os.path.join(folder, "failed"), "a") as stream:  # noqa: PTH118, PTH123 - as above
             stream.write(f"{type(error).__name__}: {error}\n")
     # The script sees its original path.
     sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100

@@ -28,7 +28,7 @@ def read_spec(request: object) -> ModelSpec:
     """
     if not request.HasField("model_spec"):  # type: ignore[attr-defined] # a generated message
         raise ServeError(Code.INVALID_ARGUMENT, "Missing ModelSpec")
-    return spec_of(request.model_spec)  # type: ignore[attr-defined]
+    return spec_of(request.model_spec)  # type: ignore[attr-defined]  # both requests have it
 
 
 def spec_of(spec: model_pb2.ModelSpec) -> ModelSpec:

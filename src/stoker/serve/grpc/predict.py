@@ -117,7 +117,7 @@ class _Small:
     """Where a rollout sends it."""
 
 
-class PredictAtOnce:
+class InlineGrpcPredict:
     """Small calls, answered in the event loop: similar calls that arrive in one turn share one run."""
 
     def __init__(self, plane: DataPlane, calls: Calls) -> None:

@@ -25,7 +25,7 @@ from stoker.serve.grpc import inference, v2
 from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.health import Health
 from stoker.serve.grpc.inference import read_spec, spec_proto
-from stoker.serve.grpc.predict import PREDICT, PredictAtOnce, read_inputs, response_of
+from stoker.serve.grpc.predict import PREDICT, InlineGrpcPredict, read_inputs, response_of
 from stoker.serve.grpc.profiler import ProfilerService
 from stoker.serve.grpc.reflection import add_reflection
 from stoker.serve.grpc_server.limits import ServerLimits
@@ -197,7 +197,7 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
         ),
         server,
     )
-    server.answer_at_once(PREDICT, PredictAtOnce(plane, calls).answer)
+    server.answer_inline(PREDICT, InlineGrpcPredict(plane, calls).answer)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(
         _servicer(model_service_pb2_grpc.ModelServiceServicer, plane, calls, _MODEL_SERVICE), server
     )

@@ -39,9 +39,9 @@ _log = logging.getLogger(__name__)
 
 Handlers = Callable[[Details], Any]
 Interceptor = Callable[[Handlers, Details], Any]
-AtOnce = Callable[[Sequence[tuple[Any, Context]]], Sequence[bytes | None]]
-"""Calls of one method that arrived in one turn of the loop -> their responses, None for each that needs a
-thread. It must be fast."""
+InlineAnswer = Callable[[Sequence[tuple[Any, Context]]], Sequence[bytes | None]]
+"""Answers in the event loop: calls of one method that arrived in one turn -> their responses, None for each that
+needs a thread. It must be fast."""
 
 
 class GrpcServer:
@@ -72,7 +72,7 @@ class GrpcServer:
         self._pool = pool
         self._generic: list[Any] = []
         self._handlers: dict[str, Any] = {}  # method -> its handler
-        self._at_once: dict[str, AtOnce] = {}
+        self._inline: dict[str, InlineAnswer] = {}
         self._refused: Callable[[Any], None] = lambda _: None
         self._sockets: list[socket.socket] = []
         self._thread = threading.Thread(target=self._run, name="stoker-grpc-loop", daemon=True)
@@ -83,7 +83,7 @@ class GrpcServer:
         self._connections: set[Connection] = set()
         self._in_flight = 0
         self.held_bytes = 0
-        self._arrived: list[tuple[str, ServerCall, Any]] = []  # in this turn, for `_at_once`
+        self._arrived: list[tuple[str, ServerCall, Any]] = []  # in this turn, for `_inline`
         self._busy_poll = BusyPoll()
 
     # -- handlers
@@ -95,14 +95,14 @@ class GrpcServer:
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
         """Do nothing: grpcio's generated code registers the same handlers as generic ones too."""
 
-    def answer_at_once(self, method: str, answer: AtOnce) -> None:
+    def answer_inline(self, method: str, answer: InlineAnswer) -> None:
         """Answer small calls of a method in the event loop where possible.
 
         Args:
             method: `/package.Service/Method`.
             answer: Answers them.
         """
-        self._at_once[method] = answer
+        self._inline[method] = answer
 
     def when_refused(self, count: Callable[[Any], None]) -> None:
         """Set the function that gets the message of each refused call; None: it cannot be read, or is compressed."""
@@ -220,7 +220,7 @@ class GrpcServer:
                 call.cancel()
             connection.sender.flush()
             connection.sender.transport.close()
-        while self._connections and time.monotonic() < end_s + SETTLE_S:  # noqa: ASYNC110
+        while self._connections and time.monotonic() < end_s + SETTLE_S:  # noqa: ASYNC110 - as above
             await asyncio.sleep(DRAIN_CHECK_S)
         for connection in list(self._connections):
             connection.sender.transport.abort()
@@ -266,7 +266,7 @@ class GrpcServer:
         """Answer a complete call in this turn of the loop, or in a thread."""
         method, request = call.headers.path, None
         small = isinstance(message, bytes) and len(message) <= INLINE_BYTES
-        if small and method in self._at_once:
+        if small and method in self._inline:
             with contextlib.suppress(DecodeError):  # the thread reports it
                 request = call.handler.request_deserializer(message)
         if request is None:
@@ -296,7 +296,7 @@ class GrpcServer:
 
     def _respond(self, method: str, calls: Sequence[tuple[Any, Context]]) -> Sequence[bytes | None]:
         try:
-            return self._at_once[method](calls)
+            return self._inline[method](calls)
         except Exception:  # noqa: BLE001 - a thread answers, or reports it
             _log.exception("%s failed in the event loop; threads answer its calls", method)
             return [None] * len(calls)

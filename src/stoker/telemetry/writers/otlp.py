@@ -148,8 +148,8 @@ class _Data:
             bucket_counts=histogram.counts,
             explicit_bounds=BUCKETS,
             # Minimum and maximum are not known: they are optional in the protocol.
-            min=None,  # type: ignore[arg-type]
-            max=None,  # type: ignore[arg-type]
+            min=None,  # type: ignore[arg-type]  # None is allowed; the annotation is too narrow
+            max=None,  # type: ignore[arg-type]  # None is allowed; the annotation is too narrow
         )
         return OtlpMetric(
             metric.name, metric.help, "", Histogram([point], AggregationTemporality.CUMULATIVE)

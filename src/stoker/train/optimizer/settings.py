@@ -64,7 +64,7 @@ def _clip(optimizer: Any, config: TrainConfig) -> None:
 
 
 @keras.saving.register_keras_serializable(package="stoker")
-class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]
+class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras has no types
     """A schedule times a factor."""
 
     def __init__(self, schedule: Any, factor: float) -> None:

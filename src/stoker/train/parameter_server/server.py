@@ -142,7 +142,7 @@ class Inbox:
 
     def _take_all(self) -> tf.Tensor:
         with tf.device(FIRST_SERVER):
-            for _ in tf.range(self._queue.size()):  # type: ignore[attr-defined]
+            for _ in tf.range(self._queue.size()):  # type: ignore[attr-defined]  # AutoGraph iterates over the tensor
                 number, *parts = self._queue.dequeue()
                 place = number - self._first
                 if place < 0 or self._arrivals[place] > 0:

@@ -57,7 +57,7 @@ def build_large(features):
     """At its best on any CPU: convolutions that XLA does not make faster, in the precision they name.
 
     A policy of lower precision changes no operation, whether or not this CPU multiplies bfloat16;
-    and there are enough of them that nothing beside them counts.
+    and there are enough of them that other stages do not count.
     """
     x = features["image"]
     for strides in (1, 1, 2):

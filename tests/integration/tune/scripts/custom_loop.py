@@ -37,7 +37,7 @@ def train_step(x, y):
 
 for epoch in range(3):
     total = 0.0
-    for step, (x_batch, y_batch) in enumerate(train_dataset):  # noqa: B007 - told below
+    for step, (x_batch, y_batch) in enumerate(train_dataset):  # noqa: B007 - printed below
         loss_value = train_step(x_batch, y_batch)
         total += float(loss_value)
     print(f"epoch {epoch}: {step + 1} steps")

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""Epochs that are one tf.function each, over a dataset that is shuffled anew in each of them."""
+"""Epochs that are one tf.function each, over a dataset that is shuffled again in each of them."""
 
 import sys
 

@@ -1,5 +1,5 @@
 # mypy: ignore-errors
-"""XLA was asked for, and run_eagerly is left from the last search for a bug."""
+"""XLA is requested, and run_eagerly remains from the last search for a bug."""
 
 import keras
 import numpy as np

@@ -113,7 +113,7 @@ def var(x: tf.Tensor) -> tf.Tensor:
 
 
 @accepts(reduce_instance_dims=True, name=IGNORED)
-def min(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
+def min(x: tf.Tensor) -> tf.Tensor:  # noqa: A001 - the name in TensorFlow Transform
     """Return the smallest value of x over the training split; NaN is skipped, infinity is not.
 
     Returns:
@@ -125,7 +125,7 @@ def min(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
 
 
 @accepts(reduce_instance_dims=True, name=IGNORED)
-def max(x: tf.Tensor) -> tf.Tensor:  # noqa: A001
+def max(x: tf.Tensor) -> tf.Tensor:  # noqa: A001 - as `min`
     """Return the largest value of x over the training split; NaN is skipped, infinity is not.
 
     Returns:

@@ -261,7 +261,7 @@ def _with_ours(keras: Any, given: Any, fit: Fit, model: Any) -> Any:
 
 
 def _callback(keras: Any, fit: Fit) -> Any:
-    class StokerWatch(keras.callbacks.Callback):  # type: ignore[misc]
+    class StokerWatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
         """Has no hook for batches: with one, Keras would wait for each step's values."""
 
         def on_train_begin(self, logs: Any = None) -> None:

@@ -16,7 +16,7 @@ NOWHERE: Place = ("", 0)
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - text, as in frames
 _STDLIB = tuple(
-    {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}  # noqa: PTH120
+    {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib"), os.path.dirname(os.__file__)}  # noqa: PTH120 - as above
 )
 _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "numpy")
 
@@ -99,4 +99,4 @@ def of_code(code: object) -> Place:
 
 
 def _absolute(file: str) -> str:
-    return file if file.startswith("<") else os.path.abspath(file)  # noqa: PTH100
+    return file if file.startswith("<") else os.path.abspath(file)  # noqa: PTH100 - as above

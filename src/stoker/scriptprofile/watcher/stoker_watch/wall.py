@@ -90,7 +90,7 @@ class Wall:
 def _since_start_s() -> float:
     """Seconds since the process was started; see proc(5), field 22 of stat."""
     try:
-        with open("/proc/self/stat") as stream:  # noqa: PTH123 - as in facts
+        with open("/proc/self/stat") as stream:  # noqa: PTH123 - pathlib costs a start
             ticks = int(stream.read().rpartition(") ")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):

@@ -91,7 +91,7 @@ class Facts:
             at = ""
             if trace is not None:
                 code = trace.tb_frame.f_code
-                at = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"  # noqa: PTH119
+                at = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"  # noqa: PTH119 - pathlib costs a start
             self.failures.append(f"{type(error).__name__}: {error}{at}")
 
     def write(self) -> None:
@@ -109,8 +109,8 @@ class Facts:
                 with self.guarded():
                     facts[name] = part()
             facts["failures"] = list(self.failures)
-            path = os.path.join(self.folder, f"facts-{self._pid}.json")  # noqa: PTH118
-            with open(path + ".part", "w") as stream:  # noqa: PTH123
+            path = os.path.join(self.folder, f"facts-{self._pid}.json")  # noqa: PTH118 - pathlib costs a start
+            with open(path + ".part", "w") as stream:  # noqa: PTH123 - pathlib costs a start
                 json.dump(_plain(facts), stream, allow_nan=False)
             os.replace(path + ".part", path)
 
@@ -121,14 +121,14 @@ class Facts:
         self.write()
 
     def _keep_writing(self) -> None:
-        wanted = os.path.join(self.folder, "wanted")  # noqa: PTH118
+        wanted = os.path.join(self.folder, "wanted")  # noqa: PTH118 - pathlib costs a start
         written_s, written, every_s = time.monotonic(), -1, WRITE_EVERY_S
         while True:
             time.sleep(LOOK_EVERY_S)
             for look in self.looks:
                 with self.guarded():
                     look()
-            requested = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110
+            requested = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110 - pathlib costs a start
             due = self.changes != written and time.monotonic() - written_s > every_s
             if requested or due:
                 written_s, written = time.monotonic(), self.changes
@@ -138,7 +138,7 @@ class Facts:
                     self.write()
                 every_s = max(WRITE_EVERY_S, (time.thread_time() - begun_s) / WRITE_SHARE)
             if requested:
-                with contextlib.suppress(OSError), open(f"{wanted}-{self._pid}", "w"):  # noqa: PTH123
+                with contextlib.suppress(OSError), open(f"{wanted}-{self._pid}", "w"):  # noqa: PTH123 - pathlib costs a start
                     pass
 
 
@@ -172,12 +172,12 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
     if original is None or getattr(original, "stoker_original", None) is not None:
         return
     wrapped = functools.wraps(original)(make(original))
-    wrapped.stoker_original = original  # type: ignore[attr-defined]
+    wrapped.stoker_original = original  # type: ignore[attr-defined]  # an attribute that the stubs do not know
     # Keras asks what a layer's __init__ takes in a way that looks at no wrapper's original.
     import inspect  # a program without TensorFlow does not pay for it
 
     with contextlib.suppress(TypeError, ValueError):
-        wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]
+        wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # an attribute that the stubs do not know
     is_static = isinstance(vars(owner).get(name), staticmethod)
     setattr(owner, name, staticmethod(wrapped) if is_static else wrapped)
 

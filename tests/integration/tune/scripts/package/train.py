@@ -47,9 +47,9 @@ with tempfile.TemporaryDirectory() as folder:
     tf.saved_model.save(tf.Module(), folder)
 
 
-# A generator, a class weight, several steps a call, and a callback that is no list.
+# A generator, a class weight, several steps a call, and a callback that is not in a list.
 def batches():
-    # Its own numbers: how far ahead of the training it is asked for them depends on the machine.
+    # Its own numbers: how far ahead of the training they are drawn depends on the machine.
     own = np.random.default_rng(1)
     while True:
         yield own.random((8, 4)).astype("float32"), own.integers(0, 3, 8)

@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from stoker.cli.commands import rollout_ab
-from stoker.cli.commands.rollout_export import export
+from stoker.cli.commands.rollout import ab
+from stoker.cli.commands.rollout.export import export
 from stoker.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -276,7 +276,7 @@ def _show(state: RolloutState, *, as_json: bool) -> None:
 
 def _summary(state: RolloutState) -> str:
     if state.is_test:
-        return rollout_ab.summary(state)
+        return ab.summary(state)
     return (
         f"version {state.candidate} {state.phase}, {state.share:.4g} of the traffic; "
         f"baseline version {state.baseline}"
@@ -355,5 +355,5 @@ def _smallest_fault(found: Rollout) -> list[str]:
     ]
 
 
-for command in (rollout_ab.ab, rollout_ab.outcome, rollout_ab.result):
+for command in (ab.ab, ab.outcome, ab.result):
     app.command()(command)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.commands.submit_sweep import SweepOrder, submit_sweep
+from stoker.cli.commands.jobs.sweep import SweepOrder, submit_sweep
 from stoker.cli.options import AsJson, ExperimentFolder, Overrides
 from stoker.cli.output import print_result
 from stoker.core.errors import ConfigError

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.commands.jobs_shown import print_jobs, show_job, show_sweep
+from stoker.cli.commands.jobs.shown import print_jobs, show_job, show_sweep
 from stoker.cli.commands.monitor import Port, open_tensorboard
 from stoker.cli.options import AsJson
 from stoker.cli.output import print_result
