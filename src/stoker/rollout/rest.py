@@ -177,11 +177,15 @@ class RolloutRoutes:
         return self._metrics.families(served)
 
     def _all(self, served: Mapping[str, Served]) -> list[dict[str, Any]]:
-        return [
-            {"model": model, **summary(self._open(each, "").status())}
-            for model, each in sorted(served.items())
-            if (each.base / FOLDER).is_dir()
-        ]
+        found = []
+        for model, each in sorted(served.items()):
+            if (each.base / FOLDER).is_dir():
+                try:
+                    shown = summary(self._open(each, "").status())
+                except UserError as error:  # its state is damaged or missing: the others are shown
+                    shown = {"error": error.line()}
+                found.append({"model": model, **shown})
+        return found
 
     def _open(self, served: Served, who: str) -> ModelRollouts:
         return ModelRollouts(

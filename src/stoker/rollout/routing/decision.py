@@ -14,6 +14,9 @@ from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 from stoker.serve.routing import AnsweredRun, Headers, Route
 
+MOST_KEY_BYTES = 256
+"""Longest key whose route is cached: clients choose the keys, and headers may be large."""
+
 MOST_ROUTES = 10_000
 """Keys whose routes are cached: computing a route takes three times as long as looking it up."""
 
@@ -147,12 +150,18 @@ def decision(
         route = known.get(key)
         if route is None:
             route = route_to(version_of(zlib.crc32(key)), key=key_hash(key))
-            if len(known) >= MOST_ROUTES:
-                known.clear()
-            known[key] = route
+            _keep(known, key, route)
         return route
 
     return by_key
+
+
+def _keep(known: dict[bytes, Route], key: bytes, route: Route) -> None:
+    """Cache a route, unless its key is long."""
+    if len(key) <= MOST_KEY_BYTES:
+        if len(known) >= MOST_ROUTES:
+            known.clear()
+        known[key] = route
 
 
 def _cookie(name: bytes, headers: Headers) -> bytes | None:

@@ -101,7 +101,7 @@ class RolloutRouter:
                     model, base / FOLDER, self._workers, server=self._server, shadow=self._shadow
                 )
                 rollout.read()
-                if not rollout.number:
+                if not rollout.is_known:
                     return None
                 self._rollouts[model], self.routes[model] = rollout, rollout.route
             return rollout

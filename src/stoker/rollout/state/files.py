@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import re
 import tempfile
@@ -22,6 +23,8 @@ from typing import Any
 from stoker.core.errors import DataError, Plain, UserError
 from stoker.core.files import fsync_folder, writable
 from stoker.core.fingerprint import fingerprint
+
+_log = logging.getLogger(__name__)
 
 _DIGITS = 8
 _NAME = re.compile(rf"([0-9]{{{_DIGITS}}})\.json")
@@ -97,9 +100,21 @@ class StateFiles:
         return None
 
     def history(self) -> Iterator[Stored]:
-        """All states, oldest first."""
-        for number in sorted(self._numbers()):
-            if (stored := self._read(number)) is not None:
+        """All states, oldest first; a damaged one that others follow is left out, which is logged.
+
+        Raises:
+            DataError: the newest one is damaged.
+        """
+        numbers = sorted(self._numbers())
+        for number in numbers:
+            try:
+                stored = self._read(number)
+            except DataError:
+                if number == numbers[-1]:
+                    raise
+                _log.error("%s is damaged: the history lacks this change", self._path(number))
+                continue
+            if stored is not None:
                 yield stored
 
     def _next(self) -> int:
