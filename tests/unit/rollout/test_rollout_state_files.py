@@ -54,6 +54,21 @@ def test_the_newest_state_is_found_by_whoever_reads(tmp_path: Path) -> None:
     assert StateFiles(tmp_path / "s").latest() == second
 
 
+def test_a_damaged_state_that_others_follow_is_left_out_of_the_history(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = StateFiles(tmp_path)
+    for share in (0.1, 0.5, 1.0):
+        files.append({"share": share}, after=files.latest())
+    (tmp_path / "00000002.json").write_text("{")
+
+    assert [stored.content["share"] for stored in files.history()] == [0.1, 1.0]
+    assert "00000002.json is damaged: the history lacks this change" in caplog.text
+    (tmp_path / "00000003.json").write_text("{")
+    with pytest.raises(DataError, match=r"00000003\.json is damaged"):
+        list(files.history())
+
+
 def test_of_two_changes_to_one_state_the_second_is_refused(tmp_path: Path) -> None:
     one, other = StateFiles(tmp_path), StateFiles(tmp_path)
     first = one.append({"share": 0.1}, after=None)
