@@ -20,7 +20,7 @@ from stoker.rollout.ab.assignments import key_text, logs_of
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.counts.counts import MEASURED, read_counts, read_failures
 from stoker.rollout.routing.decision import MOST_KEY_BYTES
-from stoker.rollout.routing.router import MAX_RUN_S, RolloutRouter
+from stoker.rollout.routing.router import MAX_LOAD_S, MAX_RUN_S, RolloutRouter
 from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import (
     advance,
@@ -481,7 +481,10 @@ def test_a_server_whose_clock_is_a_day_late_judges_latency_after_the_warm_up(mod
 def test_only_a_version_under_rollout_has_a_longest_run_of_its_own(model: Path) -> None:
     router = put(model, begun())
     assert router.max_run_s("m", 2) == MAX_RUN_S == 10.0
-    assert router.max_run_s("m", 1) == router.max_run_s("other", 2) == math.inf
+    assert router.max_run_s("m", 2, loading=True) == MAX_LOAD_S == 600.0
+    for loading in (False, True):
+        assert router.max_run_s("m", 1, loading=loading) == math.inf
+        assert router.max_run_s("other", 2, loading=loading) == math.inf
     done = put(model, promote_fully(begun(), now_s=0.0))
     assert done.max_run_s("m", 2) == math.inf
 
