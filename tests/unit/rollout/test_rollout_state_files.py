@@ -69,6 +69,17 @@ def test_a_damaged_state_that_others_follow_is_left_out_of_the_history(
         list(files.history())
 
 
+def test_a_state_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    StateFiles(folder).append({"share": 0.1}, after=None)
+    (folder / "00000002.json").mkdir()
+    with pytest.raises(DataError, match=r"00000002\.json must be readable.*Is a directory"):
+        StateFiles(folder).latest()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file must be readable.*Not a directory"):
+        StateFiles(tmp_path / "file").latest()
+
+
 def test_of_two_changes_to_one_state_the_second_is_refused(tmp_path: Path) -> None:
     one, other = StateFiles(tmp_path), StateFiles(tmp_path)
     first = one.append({"share": 0.1}, after=None)

@@ -58,7 +58,7 @@ class StateFiles:
         what another machine just created. A state whose file was removed is dropped, as its error message instructs.
 
         Raises:
-            DataError: a file is damaged; a state that was read before the damage stays valid.
+            DataError: a file is damaged or unreadable; a state that was read before stays valid.
             FileNotFoundError: a state existed, and no file is left: a lost mount, for example.
         """
         known = self._latest
@@ -128,10 +128,13 @@ class StateFiles:
 
     def _found(self, pattern: re.Pattern[str]) -> list[tuple[Path, int]]:
         """The files of a kind, and their numbers."""
-        with contextlib.suppress(FileNotFoundError):
+        try:
             found = [(path, pattern.fullmatch(path.name)) for path in self._folder.iterdir()]
-            return [(path, int(match[1])) for path, match in found if match is not None]
-        return []
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unreadable(self._folder, error) from error
+        return [(path, int(match[1])) for path, match in found if match is not None]
 
     def _is_replaced(self, known: Stored) -> bool:
         """Whether a state that was read differs from the file with its number."""
@@ -152,6 +155,8 @@ class StateFiles:
             digest = content.pop("sha256")
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _unreadable(path, error) from error
         except (ValueError, KeyError, AttributeError, TypeError):
             digest, content = "", None
         if content is None or digest != fingerprint(content):
@@ -161,6 +166,14 @@ class StateFiles:
                 fix=f"Restore it from a backup, or delete it to go back to state {number - 1}.",
             )
         return Stored(number=number, content=content)
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{path} must be readable, which holds the state of a rollout",
+        got=Plain(error.strerror or type(error).__name__),
+        fix="Run it as a user who may read it, or restore it from a backup.",
+    )
 
 
 def _create(path: Path, content: bytes) -> None:
