@@ -1,4 +1,4 @@
-"""Whether two versions of a model fit in the memory of a server at once."""
+"""Whether several versions of a model fit in the memory of a server at once."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ def version_bytes(folder: Path) -> int:
     return sum(path.stat().st_size for path in files if path.is_file())
 
 
-def check_fits(baseline: Path, candidate: Path, *, server_bytes: int | None = None) -> None:
-    """Refuse a rollout whose two versions cannot be loaded at once.
+def check_fits(*folders: Path, server_bytes: int | None = None) -> None:
+    """Refuse a rollout whose versions cannot be loaded at once.
 
     Args:
-        baseline: folder of the version that serves.
-        candidate: folder of the other version.
+        folders: of the versions.
         server_bytes: memory of a server; None: of this machine or its container, and of its smallest GPU.
 
     Raises:
-        UserError: both versions do not fit.
+        UserError: the versions do not fit.
     """
-    need = version_bytes(baseline) + version_bytes(candidate)
+    need = sum(map(version_bytes, folders))
     limits = {"a server": server_bytes} if server_bytes else _limits()
     for where, limit in limits.items():
         if need > limit:
             raise UserError(
-                f"Versions {baseline.name} and {candidate.name} must fit in the memory of {where} together",
+                f"Versions {' and '.join(each.name for each in folders)} must fit in the memory of {where} together",
                 got=Plain(f"{_gib(need)} of variables and graphs, {_gib(limit)} of memory"),
                 fix="Use a server with more memory (--server-memory, if it is not this machine), "
                 "or replace the version without a rollout (`stoker serve --unload-first`).",

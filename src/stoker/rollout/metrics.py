@@ -82,11 +82,7 @@ def _shares(found: list[_Found]) -> dict[Sequence[str], float]:
     return {
         (model, str(version)): share
         for model, _, state in found
-        # A model's only version takes all traffic until the next push.
-        for version, share in {
-            state.baseline: 1.0 - state.share,
-            state.candidate: state.share,
-        }.items()
+        for version, share in state.arms.items()
     }
 
 

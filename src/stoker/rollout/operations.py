@@ -122,7 +122,7 @@ class ModelRollouts:
             candidate: the version.
             settings: of the rollout.
             why: for the history.
-            baseline: the version to compare with, of a model without a state; None: the newest other one.
+            baseline: the version to compare with; None: the one that serves, or without a state the newest other one.
             server_bytes: memory of a server; None: of this machine.
 
         Raises:
@@ -150,6 +150,12 @@ class ModelRollouts:
                 now_s=time.time(),
                 who=self.who,
             )
+            if baseline not in (None, begun.baseline):
+                raise UserError(
+                    "The baseline of a rollout must be the version that takes the traffic",
+                    got=Plain(f"version {baseline}; version {begun.baseline} takes it"),
+                    fix=f"Leave --baseline out, or run `stoker rollout rollback {self._model} --to {baseline}` first.",
+                )
             folders = [
                 self._repository.path(self._model, each) for each in (begun.baseline, candidate)
             ]
@@ -163,7 +169,12 @@ class ModelRollouts:
         return self._change(begin, what="start", why=why)
 
     def start_test(
-        self, test: ABTestSettings, settings: RolloutSettings, *, why: str
+        self,
+        test: ABTestSettings,
+        settings: RolloutSettings,
+        *,
+        why: str,
+        server_bytes: int | None = None,
     ) -> RolloutState:
         """Start an A/B test of two or more versions.
 
@@ -171,10 +182,11 @@ class ModelRollouts:
             test: its arms.
             settings: the key.
             why: for the history.
+            server_bytes: memory of a server; None: of this machine.
 
         Raises:
-            UserError: a rollout or a test is running, a version does not exist, or clients of the
-                baseline could not call it.
+            UserError: a rollout or a test is running, a version does not exist, clients of the
+                baseline could not call it, or the versions do not fit in memory.
             DataError: a version is damaged.
         """
         paths = {version: self._repository.path(self._model, version) for version in test.shares}
@@ -187,6 +199,7 @@ class ModelRollouts:
 
             for version in paths.keys() - {test.baseline}:
                 check_compatible(paths[test.baseline], paths[version])
+            check_fits(*paths.values(), server_bytes=server_bytes)
             return begun
 
         return self._change(begin, what="ab", why=why)

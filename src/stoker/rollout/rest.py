@@ -5,7 +5,8 @@ GET  /v1/rollouts/MODEL               its state, counts and history
 GET  /v1/rollouts/MODEL/result        of the newest A/B test
 GET  /v1/rollouts/MODEL/verdict       pass, fail or inconclusive; POST answers a status that says it
 POST /v1/rollouts/MODEL/start         {"version": 7, "settings": {...}, "baseline": 5, "why": "..."}
-POST /v1/rollouts/MODEL/ACTION        pause, resume, promote ({"full": true}), rollback ({"to": 5}); each with "why"
+POST /v1/rollouts/MODEL/ACTION        pause, resume, promote ({"full": true} or {"version": 6}), rollback ({"to": 5}); each
+                                      with "why"
 """
 
 from __future__ import annotations
@@ -52,6 +53,7 @@ class _Start(_Change):
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Promote(_Change):
     full: bool = False
+    version: int | None = None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -109,7 +111,7 @@ def _resume(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
 
 def _promote(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
     body = _body(_Promote, request)
-    return rollouts.promote(full=body.full, why=body.why).to_json()
+    return rollouts.promote(full=body.full, version=body.version, why=body.why).to_json()
 
 
 def _rollback(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
@@ -177,11 +179,15 @@ class RolloutRoutes:
         return self._metrics.families(served)
 
     def _all(self, served: Mapping[str, Served]) -> list[dict[str, Any]]:
-        return [
-            {"model": model, **summary(self._open(each, "").status())}
-            for model, each in sorted(served.items())
-            if (each.base / FOLDER).is_dir()
-        ]
+        found = []
+        for model, each in sorted(served.items()):
+            if (each.base / FOLDER).is_dir():
+                try:
+                    shown = summary(self._open(each, "").status())
+                except UserError as error:  # its state is damaged or missing: the others are shown
+                    shown = {"error": error.line()}
+                found.append({"model": model, **shown})
+        return found
 
     def _open(self, served: Served, who: str) -> ModelRollouts:
         return ModelRollouts(

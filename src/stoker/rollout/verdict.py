@@ -21,6 +21,8 @@ def verdict_of(found: Rollout, *, version: int | None = None) -> tuple[Verdict, 
         The verdict, and why.
     """
     state = found.state
+    if state.is_test:
+        return Verdict.INCONCLUSIVE, "an A/B test is under way, which no gate judges"
     if version is not None and version != state.candidate:
         return _of_other(state, version)
     if state.phase is Phase.ROLLED_BACK:
@@ -85,7 +87,7 @@ def summary(found: Rollout) -> dict[str, Any]:
         "baseline": state.baseline,
         "candidate": state.candidate,
         "phase": state.phase,
-        "stage": str(state.current),
+        "stage": "" if state.is_test else str(state.current),
         "share": state.share,
         "requests": candidate_requests(found),
         "min_requests": state.settings.min_requests,

@@ -225,14 +225,14 @@ class Router(Protocol):
             ServeError: no test is running, or an outcome is invalid.
         """
 
-    def max_run_s(self, model: str, version: int) -> float:
-        """The longest run of a version, seconds; infinite without a limit of its own."""
+    def max_run_s(self, model: str, version: int, *, loading: bool = False) -> float:
+        """The longest run of a version, or its longest load, seconds; infinite without a limit of its own."""
 
     def counts(self, model: str) -> Mapping[str, Any] | None:
         """The counts of a model that could not be written, as a JSON object; None without a rollout."""
 
-    def hung(self, model: str, version: int) -> None:
-        """Handle that a run of a version took too long."""
+    def hung(self, model: str, version: int, *, loading: bool = False) -> None:
+        """Handle that a run of a version, or its load, took too long."""
 
     def copy(self, model: str, route: Route, request: RequestCopy) -> None:
         """Have another version answer a request whose `Route.copied` is true; returns at once.

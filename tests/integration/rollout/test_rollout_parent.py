@@ -24,7 +24,7 @@ from tests.integration.serve.conftest import ask_port, export, half_plus
 
 from stoker.registry.repository import Repository
 from stoker.rollout.control.supervisor import RolloutSupervisor
-from stoker.rollout.counts.counts import read_counts
+from stoker.rollout.counts.counts import read_counts, read_failures
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.routing.router import RolloutRouter
@@ -34,6 +34,7 @@ from stoker.rollout.statistics.histogram import count_above
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.workers import WorkerEndedError, run_workers
 from stoker.serve.routing import Served
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 from stoker.serve.runtime.versions_in_use import VersionsInUse, read_versions_in_use
 from stoker.serve.servables.model_config import ModelConfig
 from stoker.serve.servables.servable import LoadOptions
@@ -271,26 +272,57 @@ def test_the_version_to_go_back_to_stays_loaded_though_somebody_deletes_its_fold
         versions.close()
 
 
+def test_a_version_under_rollout_whose_load_does_not_end_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Without patience each load takes too long.
+    monkeypatch.setattr("stoker.rollout.routing.router.MAX_LOAD_S", 0.0)
+    repository = Repository(tmp_path / "models")
+    for version in (1, 2):
+        repository.push(half_plus(tmp_path / str(version), addend=float(version)), "m")
+    ModelRollouts(repository.root, "m").start(2, RolloutSettings(), why="")
+    router, base = RolloutRouter(server="me"), repository.base("m")
+    stuck = threading.Event()
+    watchdog = StuckCallWatchdog(max_run_s=0.02, on_stuck=stuck.set, router=router)
+    versions = ModelVersions(
+        ModelConfig(name="m", base=base), LoadOptions(router=router, runs=watchdog)
+    )
+    try:
+        versions.poll()
+        assert stuck.wait(LIMIT_S)
+        router.refresh({"m": Served(base=base, failed={})})
+    finally:
+        versions.close()
+        watchdog.close()
+
+    assert read_failures(base / FOLDER, rollout=1) == {2: "its load does not end"}
+
+
 WORKER = """
 import os, sys
 from pathlib import Path
 from stoker.core.files import write_json
 from stoker.rollout.routing.router import RolloutRouter
+from stoker.serve.process.worker import stuck_file
 from stoker.serve.runtime.versions_in_use import LOADING, VersionsInUse, versions_file
 
 base, folder = Path(sys.argv[1]), Path(sys.argv[sys.argv.index("--worker-folder") + 1])
 row = VersionsInUse(versions_file(folder, 0)).row("m", base, 2)
 if 2 in RolloutRouter(server="w", folder=folder).wanted("m", base):
     row[LOADING] = 1.0
+    if sys.argv[2] == "hangs":
+        stuck_file(folder, 0, on_gpu=False).touch()
+        sys.stdin.read()
     os.kill(os.getpid(), 9)
 write_json(Path(sys.argv[sys.argv.index("--ready-file") + 1]), {"models": ["m"]})
 sys.stdin.read()
 """
-"""A worker that dies while it loads version 2, if it has to load it; it has no TensorFlow, so it starts quickly."""
+"""A worker that dies or hangs while it loads version 2, if it has to load it; it has no TensorFlow, so it starts quickly."""
 
 
-def test_a_server_starts_although_a_version_under_rollout_kills_what_loads_it(
-    tmp_path: Path,
+@pytest.mark.parametrize("ending", ["dies", "hangs"])
+def test_a_server_starts_although_a_version_under_rollout_kills_or_blocks_what_loads_it(
+    tmp_path: Path, ending: str
 ) -> None:
     repository = Repository(tmp_path / "models")
     for version in (1, 2):
@@ -298,7 +330,7 @@ def test_a_server_starts_although_a_version_under_rollout_kills_what_loads_it(
     rollouts = ModelRollouts(repository.root, "m")
     rollouts.start(2, RolloutSettings(), why="")
     config = ServeConfig(root=repository.root, rest_port=0, grpc_port=0)
-    command = [sys.executable, "-c", WORKER, str(repository.base("m"))]
+    command = [sys.executable, "-c", WORKER, str(repository.base("m")), ending]
 
     run_workers(
         config,

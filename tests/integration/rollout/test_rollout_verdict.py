@@ -14,6 +14,7 @@ from stoker.rollout.export.formats import Format
 from stoker.rollout.export.split import ExportedSplit
 from stoker.rollout.export.write import ExportOptions, export_text
 from stoker.rollout.gates.gates import VersionCounts
+from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import advance
 from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings
 
@@ -161,3 +162,32 @@ def test_argo_and_flagger_get_each_verdict_by_the_requests_of_the_exported_objec
     assert web_measurement(guarded, metric, args) == "Error"
     assert web_measurement(guarded, metric, args, key=PREDICT) == "Successful"
     assert hook_status(guarded, canary["spec"]["analysis"]["webhooks"][0]) == 401
+
+
+def test_no_verdict_passes_an_arm_of_an_ab_test_and_a_damaged_state_hides_no_other_model(
+    open_site: Site,
+) -> None:
+    test = ABTestSettings(arms=((1, 0.6), (2, 0.4)), baseline=1, salt="00" * 16)
+    rollouts = open_site.rollouts("taxi")
+    rollouts.start_test(test, RolloutSettings(key="x-user"), why="")
+
+    for version in ("", "?version=1", "?version=2"):
+        status, found = open_site.send(f"/v1/rollouts/taxi/verdict{version}")
+        assert (status, found["verdict"], found["stage"]) == (200, "inconclusive", "")
+        assert "an A/B test is under way" in found["reason"]
+    lines = open_site.send("/monitoring/prometheus/metrics")[1].splitlines()
+    share = 'stoker_rollout_traffic_share{model_name="taxi",version='
+    assert [line for line in lines if line.startswith(share)] == [
+        f'{share}"1"}} 0.6',
+        f'{share}"2"}} 0.4',
+    ]
+
+    folder = open_site.root / "other" / FOLDER
+    folder.mkdir(exist_ok=True)
+    (folder / "00000099.json").write_text("{")
+    other, taxi = open_site.send("/v1/rollouts")[1]["rollouts"]
+    (folder / "00000099.json").unlink()
+    ended = open_site.send("/v1/rollouts/taxi/promote", {"version": 2, "why": "higher"})[1]
+    assert (ended["phase"], ended["candidate"]) == ("completed", 2)
+    assert (other["model"], "00000099.json is damaged" in other["error"]) == ("other", True)
+    assert taxi["phase"] == "A/B test"

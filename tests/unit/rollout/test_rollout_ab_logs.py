@@ -101,13 +101,19 @@ def test_outcomes_are_written_all_or_none(tmp_path: Path) -> None:
     # Another server has answered bob: this one reads its log before it refuses him.
     assigned(tmp_path, "two").record(HASH(b"bob"), 2)
     log.add([ann, Outcome(key="bob", value=0.0)], unknown=keys.unknown)
+    # A key that is not UTF-8: the header has these bytes, and the command line gets them as a surrogate.
+    keys.record(HASH(b"\xff"), 2)
+    add_from_command(tmp_path, TEST, [Outcome(key="\udcff", value=0.0)])
     add_from_command(tmp_path, TEST, [Outcome(key="bob", value=1.0)])
     with pytest.raises(UnknownKey, match="'cy'"):
         add_from_command(tmp_path, TEST, [Outcome(key="cy", value=1.0)])
 
     found = [(each["key"], each["value"]) for each in lines_of(tmp_path, "outcomes")]
     ann_key, bob_key = key_text(HASH(b"ann")), key_text(HASH(b"bob"))
-    assert sorted(found) == sorted([(ann_key, 1.0), (bob_key, 0.0), (bob_key, 1.0)])
+    byte_key = key_text(HASH(b"\xff"))
+    assert sorted(found) == sorted(
+        [(ann_key, 1.0), (bob_key, 0.0), (bob_key, 1.0), (byte_key, 0.0)]
+    )
 
 
 def test_outcomes_have_a_largest_size(tmp_path: Path) -> None:

@@ -112,7 +112,9 @@ def test_a_test_ends_with_the_version_that_is_chosen() -> None:
         assert (following.baseline, following.test, following.rollout) == (chosen, None, 2)
     back = roll_back(begun(), reason="x", now_s=2.0)
     assert (back.phase, back.stable, back.rejected) == (Phase.ROLLED_BACK, 5, (6, 7))
-    assert roll_back(begun(), reason="x", now_s=2.0, to=6).rejected == (5, 7)
+    other = roll_back(begun(), reason="x", now_s=2.0, to=6)
+    assert (other.stable, other.rejected) == (6, (5, 7))
+    assert other.split("m").weights == {6: 1.0, 5: 0.0}
     assert begun(back).rejected == ()
 
 

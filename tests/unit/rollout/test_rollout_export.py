@@ -20,6 +20,8 @@ from stoker.rollout.export.formats import Format, KserveMode, check_applies
 from stoker.rollout.export.split import ExportedSplit, whole_weights
 from stoker.rollout.export.tf_serving import labels_of, model_server_config
 from stoker.rollout.export.write import ExportOptions, export_text
+from stoker.rollout.state.ab_settings import ABTestSettings
+from stoker.rollout.state.changes import begin_test
 from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
 
 NOW_S = 1_000_000.0
@@ -138,6 +140,20 @@ def test_requests_without_the_key_go_to_the_baseline() -> None:
     assert first == {"taxi-v1": 90, "taxi-v7": 10}
     assert last == {"taxi-v1": 100}
     assert "may go to different versions" in text
+
+
+def test_an_ab_test_keeps_a_user_with_a_version_and_all_arms_loaded() -> None:
+    test = ABTestSettings(arms=((1, 0.5), (7, 0.3), (9, 0.2)), baseline=1, salt="00" * 16)
+    settings = RolloutSettings(key="X-User")
+    what = ExportedSplit(model="taxi", state=begin_test(None, test, settings=settings, now_s=NOW_S))
+
+    routes = exported(what, Format.ENVOY_ROUTES)["resources"][0]["virtual_hosts"][0]["routes"]
+    with_key, without = [route["route"] for route in routes]
+    assert with_key["hash_policy"] == [{"header": {"header_name": "x-user"}}]
+    assert [each["weight"] for each in with_key["weighted_clusters"]["clusters"]] == [50, 30, 20]
+    assert without["weighted_clusters"]["clusters"] == [{"name": "taxi-v1", "weight": 100}]
+    (entry,) = model_server_config(what, base_path="/m", now_s=NOW_S).model_config_list.config
+    assert list(entry.model_version_policy.specific.versions) == [1, 7, 9]
 
 
 def test_an_inference_service_is_what_kserve_takes(shared_data: Path) -> None:

@@ -101,6 +101,20 @@ def test_of_two_operators_the_second_sees_what_the_first_did(root: Path) -> None
         first.apply(lambda state: pause(state, reason="a look"), what="pause", why="")
 
 
+def test_a_baseline_that_does_not_serve_is_refused(root: Path) -> None:
+    rollouts = ModelRollouts(root, "taxi")
+    rollouts.hold(why="")
+    begun = rollouts.start(1, RolloutSettings(), why="", baseline=2)
+    assert (begun.baseline, begun.candidate) == (2, 1)
+    rollouts.promote(full=True, why="")
+
+    with pytest.raises(UserError, match=r"version 2; version 1 takes it.*Leave --baseline out"):
+        rollouts.start(2, RolloutSettings(), why="", baseline=2)
+    with pytest.raises(UserError, match=r"version 9; version 1 takes it"):
+        rollouts.start(2, RolloutSettings(), why="", baseline=9)
+    assert len(rollouts.history()) == 3
+
+
 def damage(root: Path, version: int) -> None:
     path = root / "taxi" / str(version) / "saved_model.pb"
     path.write_bytes(path.read_bytes() + b" ")
@@ -228,6 +242,11 @@ def test_two_versions_that_do_not_fit_in_memory_are_refused_with_both_figures(ro
     line = error.value.line()
     assert "Versions 1 and 2 must fit in the memory of a server together" in line
     assert "6 GiB of variables and graphs, 4 GiB of memory" in line
+    assert rollouts.history() == []
+
+    test = ABTestSettings(arms=((1, 0.5), (2, 0.5)), baseline=1, salt="00" * 16)
+    with pytest.raises(UserError, match="Versions 1 and 2 must fit"):
+        rollouts.start_test(test, RolloutSettings(key="k"), why="", server_bytes=4 << 30)
     assert rollouts.history() == []
 
     assert rollouts.start(2, RolloutSettings(), why="", server_bytes=7 << 30).candidate == 2

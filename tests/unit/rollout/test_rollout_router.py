@@ -19,7 +19,8 @@ from stoker.rollout.ab.append_log import LogReader, objects_of
 from stoker.rollout.ab.assignments import key_text, logs_of
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.counts.counts import MEASURED, read_counts, read_failures
-from stoker.rollout.routing.router import MAX_RUN_S, RolloutRouter
+from stoker.rollout.routing.decision import MOST_KEY_BYTES
+from stoker.rollout.routing.router import MAX_LOAD_S, MAX_RUN_S, RolloutRouter
 from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import (
     advance,
@@ -224,6 +225,14 @@ def test_routes_of_many_keys_are_not_all_kept(model: Path, monkeypatch: pytest.M
     assert sum(one is other for one, other in zip(first, again, strict=True)) < 4
 
 
+def test_routes_of_long_keys_are_not_kept(model: Path) -> None:
+    router = put(model, begun(key="x-user"))
+
+    for length, kept in ((MOST_KEY_BYTES, True), (MOST_KEY_BYTES + 1, False)):
+        one, other = (routed(router, headers(**{"x-user": "u" * length})) for _ in range(2))
+        assert (one == other, one is other) == (True, kept)
+
+
 def test_a_stage_by_header_sends_only_requests_with_it_to_the_candidate(model: Path) -> None:
     router = put(model, begun("header=X-Canary,100"))
 
@@ -410,6 +419,16 @@ def test_a_damaged_state_keeps_the_last_weights(model: Path) -> None:
     assert later.wanted("m", model) == {1}
 
 
+def test_a_state_that_replaces_one_of_the_same_number_is_followed(model: Path) -> None:
+    router = put(model, begun())
+    (model / FOLDER / "00000001.json").unlink()
+    put(model, promote_fully(begun(), now_s=0.0))
+
+    router.refresh(served(model))
+
+    assert {routed(router).version for _ in range(50)} == {2}
+
+
 def test_a_request_that_still_runs_is_slow_as_soon_as_it_has_taken_too_long(model: Path) -> None:
     router = put(model, replace(begun(key="x-user"), slow_s={"slow_p99": 0.2, "slow_p50": 0.1}))
     keyed, other = Route(version=2, otherwise=1, key=5), Route(version=1, otherwise=1)
@@ -462,7 +481,10 @@ def test_a_server_whose_clock_is_a_day_late_judges_latency_after_the_warm_up(mod
 def test_only_a_version_under_rollout_has_a_longest_run_of_its_own(model: Path) -> None:
     router = put(model, begun())
     assert router.max_run_s("m", 2) == MAX_RUN_S == 10.0
-    assert router.max_run_s("m", 1) == router.max_run_s("other", 2) == math.inf
+    assert router.max_run_s("m", 2, loading=True) == MAX_LOAD_S == 600.0
+    for loading in (False, True):
+        assert router.max_run_s("m", 1, loading=loading) == math.inf
+        assert router.max_run_s("other", 2, loading=loading) == math.inf
     done = put(model, promote_fully(begun(), now_s=0.0))
     assert done.max_run_s("m", 2) == math.inf
 

@@ -80,6 +80,22 @@ def test_an_operator_goes_back_to_any_version_without_stages() -> None:
         roll_back(done, reason="operator", now_s=3.0, to=2)
 
 
+def test_a_rollback_to_the_candidate_is_refused_while_it_is_under_rollout_and_possible_later() -> (
+    None
+):
+    with pytest.raises(UserError, match="`stoker rollout promote --full` gives all traffic"):
+        roll_back(begun(), reason="operator", now_s=1.0, to=2)
+    baking = promote_fully(begun(RolloutSettings(bake_s=9.0)), now_s=1.0)
+    with pytest.raises(UserError, match="takes all traffic already"):
+        roll_back(baking, reason="operator", now_s=2.0, to=2)
+
+    first = roll_back(begun(), reason="page 17", now_s=2.0)
+    again = roll_back(first, reason="1 is worse", now_s=3.0, to=2)
+
+    assert (again.stable, again.candidate, again.rejected) == (2, 1, (1,))
+    assert again.split("m").weights == {2: 1.0, 1: 0.0}
+
+
 def test_pauses_and_stages_that_wait_for_a_person() -> None:
     state = advance(begun(RolloutSettings(stages="10,pause,100")), now_s=1.0)
     assert (state.current.waits, state.share) == (True, 0.1)

@@ -54,6 +54,32 @@ def test_every_reader_finds_the_newest_state(tmp_path: Path) -> None:
     assert StateFiles(tmp_path / "s").latest() == second
 
 
+def test_a_damaged_state_that_others_follow_is_left_out_of_the_history(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    files = StateFiles(tmp_path)
+    for share in (0.1, 0.5, 1.0):
+        files.append({"share": share}, after=files.latest())
+    (tmp_path / "00000002.json").write_text("{")
+
+    assert [stored.content["share"] for stored in files.history()] == [0.1, 1.0]
+    assert "00000002.json is damaged: the history lacks this change" in caplog.text
+    (tmp_path / "00000003.json").write_text("{")
+    with pytest.raises(DataError, match=r"00000003\.json is damaged"):
+        list(files.history())
+
+
+def test_a_state_that_cannot_be_read_is_one_line(tmp_path: Path) -> None:
+    folder = tmp_path / "s"
+    StateFiles(folder).append({"share": 0.1}, after=None)
+    (folder / "00000002.json").mkdir()
+    with pytest.raises(DataError, match=r"00000002\.json must be readable.*Is a directory"):
+        StateFiles(folder).latest()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DataError, match=r"file must be readable.*Not a directory"):
+        StateFiles(tmp_path / "file").latest()
+
+
 def test_of_two_changes_to_one_state_the_second_is_refused(tmp_path: Path) -> None:
     one, other = StateFiles(tmp_path), StateFiles(tmp_path)
     first = one.append({"share": 0.1}, after=None)

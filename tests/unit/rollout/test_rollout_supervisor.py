@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import subprocess
 import sys
 from dataclasses import replace
@@ -12,8 +13,9 @@ import pytest
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.control.supervisor import RolloutSupervisor
 from stoker.rollout.counts.counts import MEASURED, read_counts, read_failures
-from stoker.rollout.routing.router import RolloutRouter
-from stoker.rollout.state.changes import advance, start
+from stoker.rollout.routing.router import MAX_RUN_S, RolloutRouter
+from stoker.rollout.state.ab_settings import ABTestSettings
+from stoker.rollout.state.changes import advance, begin_test, start
 from stoker.rollout.state.files import StateFiles
 from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings, RolloutState, state_of
 from stoker.serve.routing import Served, VersionInUse, no_headers
@@ -74,6 +76,23 @@ def test_a_candidate_that_a_worker_died_of_is_rolled_back_and_what_it_lost_count
     lost = read_counts(base / FOLDER, rollout=1)[0]
     assert {version: (each.requests, each.bad) for version, each in lost.items()} == {2: (5, 5)}
     assert not supervisor.worker_ended(uses, how="signal 11")
+
+
+def test_each_arm_of_an_ab_test_but_the_baseline_answers_for_a_worker_that_died(
+    base: Path, supervisor: RolloutSupervisor
+) -> None:
+    arms = ((1, 0.4), (2, 0.3), (3, 0.3))
+    test = ABTestSettings(arms=arms, baseline=1, salt="00" * 16)
+    put(base, begin_test(None, test, settings=RolloutSettings(key="k"), now_s=0.0))
+    router = RolloutRouter(server="me")
+    router.refresh({"m": Served(base=base, failed={})})
+    assert [router.max_run_s("m", each) for each in (1, 2, 3)] == [math.inf, MAX_RUN_S, MAX_RUN_S]
+
+    assert not supervisor.worker_ended([in_use(base, 1, requests=1)], how="signal 11")
+    assert supervisor.worker_ended([in_use(base, 3, requests=1)], how="signal 11")
+
+    assert (state(base).stable, state(base).rejected) == (1, (2, 3))
+    assert set(read_failures(base / FOLDER, rollout=1)) == {3}
 
 
 def test_a_candidate_that_a_worker_died_of_while_it_loaded_is_rolled_back(

@@ -71,7 +71,7 @@ class OutcomeLog:
             UserError: a value is invalid, the log or the disk is full.
             OSError: the folder cannot be written.
         """
-        hashes = [self._key_hash(each.key.encode()) for each in outcomes]
+        hashes = [self._key_hash(os.fsencode(each.key)) for each in outcomes]
         for each in outcomes:
             self._test.check_value(each.value)
         missing = unknown(set(hashes))

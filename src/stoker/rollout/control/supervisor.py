@@ -22,7 +22,7 @@ from stoker.rollout.counts.spool import Spool
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.state.changes import roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
-from stoker.rollout.state.state import ACTIVE, FOLDER, Phase, RolloutState, state_of
+from stoker.rollout.state.state import FOLDER, Phase, RolloutState, state_of
 from stoker.serve.routing import VersionInUse
 
 _log = logging.getLogger(__name__)
@@ -126,22 +126,29 @@ class RolloutSupervisor:
         for _ in range(_TRIES):
             stored = _stored(base)
             state = None if stored is None else state_of(stored.content["state"])
-            if stored is None or state is None or state.phase not in ACTIVE:
+            if stored is None or state is None:
                 return blamed
-            use = uses.get(state.candidate)
-            if use is None or not (use.requests or use.loading):
+            use = next(
+                (
+                    each
+                    for version, each in sorted(uses.items())
+                    if version in state.on_trial and (each.requests or each.loading)
+                ),
+                None,
+            )
+            if use is None:
                 return blamed
             lost = sum(each.requests for each in uses.values())
             why = f"it killed a worker ({how}), and {lost} requests with it"
             if use.loading and not use.requests:
                 why = f"a worker ended ({how}) while it loaded this version"
             if not blamed:
-                _log.error("%s version %d is rolled back: %s", model, state.candidate, why)
+                _log.error("%s version %d is rolled back: %s", model, use.version, why)
                 with contextlib.suppress(
                     UserError, OSError
                 ):  # the disk is full: the state may still change
                     Vetoes(self._workers).add(base, state.rollout, why=why)
-                self._count_lost(base, state, lost, why)
+                self._count_lost(use, state, lost, why)
             blamed = True
             with contextlib.suppress(Conflict):  # another writer was first: decide again
                 self._roll_back(base, stored, why)
@@ -158,17 +165,17 @@ class RolloutSupervisor:
             # The veto keeps it off the traffic of this server.
             _log.error("the state of the rollout in %s cannot be changed: %s", base, error)
 
-    def _count_lost(self, base: Path, state: RolloutState, lost: int, why: str) -> None:
-        """Count the requests that ended with the worker as bad answers of the candidate."""
+    def _count_lost(self, use: VersionInUse, state: RolloutState, lost: int, why: str) -> None:
+        """Count the requests that ended with the worker as bad answers of the version that ended it."""
         stage = MEASURED if state.phase is Phase.MEASURING else state.stage
-        counts = self._lost.setdefault((base, state.rollout), {})
-        counts.setdefault(stage, {}).setdefault(state.candidate, VersionCounts()).add(
+        counts = self._lost.setdefault((use.base, state.rollout), {})
+        counts.setdefault(stage, {}).setdefault(use.version, VersionCounts()).add(
             VersionCounts(requests=lost, bad=lost)
         )
         with contextlib.suppress(UserError, OSError):
-            Spool(self._workers, base / FOLDER).write(
+            Spool(self._workers, use.base / FOLDER).write(
                 counts,
-                {state.candidate: why},
+                {use.version: why},
                 rollout=state.rollout,
                 server=f"{self._server}-parent",
             )

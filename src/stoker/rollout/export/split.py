@@ -57,7 +57,7 @@ class ExportedSplit:
     @property
     def is_split(self) -> bool:
         """Whether requests are currently split, by weight or by a header."""
-        return self.state.phase in (Phase.RUNNING, Phase.PAUSED)
+        return self.state.phase in (Phase.RUNNING, Phase.PAUSED, Phase.TESTING)
 
     @property
     def header(self) -> str:
@@ -88,7 +88,7 @@ class ExportedSplit:
         shares = ", ".join(
             f"version {version}: {share * 100:.6g} %" for version, share in self.weights.items()
         )
-        stage = f", stage {self.state.current}" if self.is_split else ""
+        stage = f", stage {self.state.current}" if self.is_split and not self.state.is_test else ""
         return f"{self.model}, rollout {self.state.rollout}, {self.state.phase}{stage}; {shares}"
 
 

@@ -125,10 +125,10 @@ def reload_server(
 
 def _loaded(split: ExportedSplit, *, now_s: float) -> list[int]:
     state = split.state
-    versions = set(labels_of(split).values())
+    versions = {*labels_of(split).values(), *split.versions}
     if state.phase is Phase.COMPLETED and now_s < state.began_s + state.settings.keep_previous_s:
         versions.add(state.baseline)
-    return sorted(versions | ({state.baseline} if state.phase in ACTIVE else set()))
+    return sorted(versions)
 
 
 def _read(path: Path, config: Any) -> None:

@@ -15,6 +15,9 @@ from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 from stoker.serve.routing import AnsweredRequests, Headers, Outputs, Route
 
+MOST_KEY_BYTES = 256
+"""Longest key whose route is cached: clients choose the keys, and headers may be large."""
+
 MOST_ROUTES = 10_000
 """Keys whose routes are cached: computing a route takes three times as long as looking it up."""
 
@@ -163,12 +166,18 @@ def _by_key(
         route = known.get(key)
         if route is None:
             route = route_of(key)
-            if len(known) >= MOST_ROUTES:
-                known.clear()
-            known[key] = route
+            _keep(known, key, route)
         return route
 
     return by_key
+
+
+def _keep(known: dict[bytes, Route], key: bytes, route: Route) -> None:
+    """Cache a route, unless its key is long."""
+    if len(key) <= MOST_KEY_BYTES:
+        if len(known) >= MOST_ROUTES:
+            known.clear()
+        known[key] = route
 
 
 def _cookie(name: bytes, headers: Headers) -> bytes | None:

@@ -70,15 +70,19 @@ class ModelRollout:
         self.route: Decide = _no_route
         """Returns the route of a request."""
 
-        self.number = 0
-        """Number of the state; 0 before the first one."""
+        self._stored: Stored | None = None
+
+    @property
+    def is_known(self) -> bool:
+        """Whether a state was read."""
+        return self._stored is not None
 
     def read(self) -> None:
         """Load the newest state; while it cannot be read, the last one stays in force."""
         try:
             self._take_up(self._files.latest())
         except (DataError, OSError) as error:
-            if not self.number:
+            if self._stored is None:
                 self._take_up(self._files.latest_whole())
             self._report(error)
             return
@@ -98,7 +102,7 @@ class ModelRollout:
 
     def _take_up(self, stored: Stored | None) -> None:
         vetoes = self._vetoes.reasons()
-        if stored is None or (stored.number, vetoes) == (self.number, self._taken_vetoes):
+        if stored is None or (stored, vetoes) == (self._stored, self._taken_vetoes):
             return
         state, before = state_of(stored.content["state"]), self._routing
         veto = vetoes.get((str(self._folder.parent), state.rollout))
@@ -116,7 +120,7 @@ class ModelRollout:
                 self._counts, self._changed, self._failed, self._blamed = {}, False, {}, {}
             if before is None or routing.stage != before.stage:
                 self._keys = self._spool.keys(f"{state.rollout}-{routing.stage}")
-            self._routing, self.number, self._taken_vetoes = routing, stored.number, vetoes
+            self._routing, self._stored, self._taken_vetoes = routing, stored, vetoes
             self.route, self._is_test = routing.decide, state.is_test
 
     def _end_shadow(self, routing: Routing) -> None:
@@ -157,11 +161,7 @@ class ModelRollout:
     def judges(self, version: int) -> bool:
         """Whether a version is under rollout."""
         routing = self._routing
-        return (
-            routing is not None
-            and routing.state.phase in ACTIVE
-            and version == routing.state.candidate
-        )
+        return routing is not None and version in routing.state.on_trial
 
     def blame(self, version: int, why: str) -> None:
         """Have the controller roll a version back."""

@@ -31,6 +31,10 @@ MAX_RUN_S = 10.0
 """Longest run of a version under rollout, seconds; `--max-run-s` applies to all others."""
 
 
+MAX_LOAD_S = 600.0
+"""Longest load of a version under rollout, seconds: a server that starts waits for it."""
+
+
 class RolloutRouter:
     """The rollouts of the models that a server serves. Thread-safe."""
 
@@ -74,22 +78,23 @@ class RolloutRouter:
             self._controllers.look({model: each.base for model, each in served.items()})
         return {model: rollout.read_s for model, rollout in list(self._rollouts.items())}
 
-    def max_run_s(self, model: str, version: int) -> float:
-        """The longest run of a version, seconds: shorter for one under rollout."""
+    def max_run_s(self, model: str, version: int, *, loading: bool = False) -> float:
+        """The longest run or load of a version, seconds: only one under rollout has a limit of its own."""
         rollout = self._rollouts.get(model)
-        judged = rollout is not None and rollout.judges(version)
-        return MAX_RUN_S if judged else math.inf
+        if rollout is None or not rollout.judges(version):
+            return math.inf
+        return MAX_LOAD_S if loading else MAX_RUN_S
 
     def counts(self, model: str) -> Mapping[str, Any] | None:
         """The counts of this server's processes that could not be written next to the state."""
         rollout = self._rollouts.get(model)
         return None if rollout is None else rollout.unwritten()
 
-    def hung(self, model: str, version: int) -> None:
-        """Roll back a version under rollout that has a run that does not end."""
+    def hung(self, model: str, version: int, *, loading: bool = False) -> None:
+        """Roll back a version under rollout that has a run, or a load, that does not end."""
         rollout = self._rollouts.get(model)
         if rollout is not None and rollout.judges(version):
-            rollout.blame(version, "a run of it does not end")
+            rollout.blame(version, f"{'its load' if loading else 'a run of it'} does not end")
 
     def _find(self, model: str, base: Path) -> ModelRollout | None:
         """A model's rollout; reads its state if it was not known yet."""
@@ -100,7 +105,7 @@ class RolloutRouter:
                     model, base / FOLDER, self._workers, server=self._server, shadow=self._shadow
                 )
                 rollout.read()
-                if not rollout.number:
+                if not rollout.is_known:
                     return None
                 self._rollouts[model], self.routes[model] = rollout, rollout.route
             return rollout

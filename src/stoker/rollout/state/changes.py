@@ -245,7 +245,7 @@ def roll_back(
         to: the version that takes the traffic; None: the baseline.
 
     Raises:
-        UserError: the candidate takes no traffic, or is the version to go back to.
+        UserError: the candidate takes no traffic, or is under rollout and the version to go back to.
     """
     target = state.baseline if to is None else to
     if state.phase is Phase.ROLLED_BACK and target == state.baseline:
@@ -254,17 +254,25 @@ def roll_back(
             got=Plain(f"version {state.candidate} takes no traffic: {state.reason}"),
             fix=f"Name another version: `stoker rollout rollback --to VERSION` (now {state.baseline}).",
         )
-    if target == state.stable and state.phase not in ACTIVE:
+    takes_all = state.phase is Phase.BAKING or state.phase not in ACTIVE
+    if target == state.stable and takes_all:
         raise UserError(
             "The version to go back to takes all traffic already",
             got=Plain(f"version {target}"),
             fix="See `stoker rollout history`.",
+        )
+    if target == state.candidate and state.is_active and not state.is_test:
+        raise UserError(
+            "A rollout must go back to a version other than its candidate",
+            got=Plain(f"version {target}"),
+            fix="`stoker rollout promote --full` gives all traffic to the candidate.",
         )
     tested = state.arms if state.is_test else ()
     gone = {state.candidate, state.stable, *tested} - {target}
     return replace(
         state,
         baseline=target,
+        candidate=state.baseline if target == state.candidate else state.candidate,
         previous=0 if target == state.baseline else state.baseline,
         phase=Phase.ROLLED_BACK,
         reason=reason,

@@ -11,6 +11,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import json
+import logging
 import os
 import re
 import tempfile
@@ -22,6 +23,8 @@ from typing import Any
 from stoker.core.errors import DataError, Plain, UserError
 from stoker.core.files import fsync_folder, writable
 from stoker.core.fingerprint import fingerprint
+
+_log = logging.getLogger(__name__)
 
 _DIGITS = 8
 _NAME = re.compile(rf"([0-9]{{{_DIGITS}}})\.json")
@@ -55,7 +58,7 @@ class StateFiles:
         what another machine just created. A state whose file was removed is dropped, as its error message instructs.
 
         Raises:
-            DataError: a file is damaged; a state that was read before the damage stays valid.
+            DataError: a file is damaged or unreadable; a state that was read before stays valid.
             FileNotFoundError: a state existed, and no file is left: a lost mount, for example.
         """
         known = self._latest
@@ -97,9 +100,21 @@ class StateFiles:
         return None
 
     def history(self) -> Iterator[Stored]:
-        """All states, oldest first."""
-        for number in sorted(self._numbers()):
-            if (stored := self._read(number)) is not None:
+        """All states, oldest first; a damaged one that others follow is left out, which is logged.
+
+        Raises:
+            DataError: the newest one is damaged.
+        """
+        numbers = sorted(self._numbers())
+        for number in numbers:
+            try:
+                stored = self._read(number)
+            except DataError:
+                if number == numbers[-1]:
+                    raise
+                _log.error("%s is damaged: the history lacks this change", self._path(number))
+                continue
+            if stored is not None:
                 yield stored
 
     def _next(self) -> int:
@@ -113,10 +128,13 @@ class StateFiles:
 
     def _found(self, pattern: re.Pattern[str]) -> list[tuple[Path, int]]:
         """The files of a kind, and their numbers."""
-        with contextlib.suppress(FileNotFoundError):
+        try:
             found = [(path, pattern.fullmatch(path.name)) for path in self._folder.iterdir()]
-            return [(path, int(match[1])) for path, match in found if match is not None]
-        return []
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise _unreadable(self._folder, error) from error
+        return [(path, int(match[1])) for path, match in found if match is not None]
 
     def _is_replaced(self, known: Stored) -> bool:
         """Whether a state that was read differs from the file with its number."""
@@ -137,6 +155,8 @@ class StateFiles:
             digest = content.pop("sha256")
         except FileNotFoundError:
             return None
+        except OSError as error:
+            raise _unreadable(path, error) from error
         except (ValueError, KeyError, AttributeError, TypeError):
             digest, content = "", None
         if content is None or digest != fingerprint(content):
@@ -146,6 +166,14 @@ class StateFiles:
                 fix=f"Restore it from a backup, or delete it to go back to state {number - 1}.",
             )
         return Stored(number=number, content=content)
+
+
+def _unreadable(path: Path, error: OSError) -> DataError:
+    return DataError(
+        f"{path} must be readable, which holds the state of a rollout",
+        got=Plain(error.strerror or type(error).__name__),
+        fix="Run it as a user who may read it, or restore it from a backup.",
+    )
 
 
 def _create(path: Path, content: bytes) -> None:

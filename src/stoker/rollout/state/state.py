@@ -263,7 +263,15 @@ class RolloutState:
         """The share of each version that may take traffic."""
         if self.phase is Phase.TESTING and self.test is not None:
             return self.test.shares
+        # A model's only version is both; it takes all traffic until the next push.
         return {self.baseline: 1.0 - self.share, self.candidate: self.share}
+
+    @property
+    def on_trial(self) -> set[int]:
+        """The versions that lose their traffic when they kill a worker or hang."""
+        if not self.is_active:
+            return set()
+        return {*self.arms} - {self.baseline} if self.is_test else {self.candidate}
 
     def salt(self, model: str) -> str:
         """What decides the version of a key besides the weights."""

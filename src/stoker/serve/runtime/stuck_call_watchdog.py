@@ -8,6 +8,7 @@ that takes too long is stuck: every request that shares it gets an error, and th
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -51,6 +52,9 @@ class Runs(Protocol):
     def watched(self, on_overdue: Work) -> Watched:
         """A context that lasts as long as the run; `on_overdue` is called once if the run takes too long."""
 
+    def loading(self) -> Watched:
+        """A context that lasts as long as the model loads: a version under rollout must not load forever."""
+
     def start(self, work: Work) -> None:
         """Run a function in another thread, without waiting; an exception from it is a bug."""
 
@@ -79,7 +83,7 @@ class StuckCallWatchdog:
         self._on_stuck = on_stuck
         self._router = router
         self._stood_still_s = 0.0
-        self._under_way: dict[int, tuple[float, Work, Owner | None]] = {}
+        self._under_way: dict[int, tuple[float, Work, Owner | None, bool]] = {}
         self._idle: list[SimpleQueue[Work | None]] = []
         self._next = 0
         self._lock = threading.Lock()
@@ -96,12 +100,12 @@ class StuckCallWatchdog:
         """A context that lasts as long as the run; `on_overdue` is called once if the run takes too long."""
         return Watched(self, on_overdue, owner)
 
-    def begin(self, on_overdue: Work, owner: Owner | None = None) -> int:
-        """Record the start of a run; returns the number with which to end it."""
+    def begin(self, on_overdue: Work, owner: Owner | None = None, *, loading: bool = False) -> int:
+        """Record the start of a run, or of a load; returns the number with which to end it."""
         began_s = self._now_s()
         with self._lock:
             self._next += 1
-            self._under_way[self._next] = (began_s, on_overdue, owner)
+            self._under_way[self._next] = (began_s, on_overdue, owner, loading)
             return self._next
 
     def end(self, number: int) -> None:
@@ -179,38 +183,40 @@ class StuckCallWatchdog:
             self._stood_still_s += late_s if late_s > _STOOD_STILL_S else 0.0
             looked_s = time.monotonic()
             overdue = self._overdue(self._now_s())
-            for tell, owner, limit_s in overdue:
+            for tell, owner, loading, limit_s in overdue:
                 of = "a model" if owner is None else f"{owner[0]} version {owner[1]}"
-                _log.error("%s has run for more than %g s, and counts as stuck", of, limit_s)
+                does = "loaded" if loading else "run"
+                _log.error("%s has %s for more than %g s, and counts as stuck", of, does, limit_s)
                 tell()
                 if self._router is not None and owner is not None:
-                    self._router.hung(*owner)
+                    self._router.hung(*owner, loading=loading)
             if overdue and not self.stuck:
                 self.stuck = True
                 self._on_stuck()
 
-    def _overdue(self, now_s: float) -> list[tuple[Work, Owner | None, float]]:
+    def _overdue(self, now_s: float) -> list[tuple[Work, Owner | None, bool, float]]:
         """Remove the runs that last too long, and return each with its limit."""
         with self._lock:
             running = dict(self._under_way)
         found = []
-        for number, (began_s, tell, owner) in running.items():
-            limit_s = self._limit_s(owner)
+        for number, (began_s, tell, owner, loading) in running.items():
+            limit_s = self._limit_s(owner, loading=loading)
             if now_s - began_s > limit_s:
                 with self._lock:
                     ended = self._under_way.pop(number, None) is None
                 if not ended:
-                    found.append((tell, owner, limit_s))
+                    found.append((tell, owner, loading, limit_s))
         return found
 
     def _now_s(self) -> float:
         """The monotonic clock without the time during which this process stood still."""
         return time.monotonic() - self._stood_still_s
 
-    def _limit_s(self, owner: Owner | None) -> float:
+    def _limit_s(self, owner: Owner | None, *, loading: bool) -> float:
+        of_all = math.inf if loading else self._max_run_s
         if self._router is None or owner is None:
-            return self._max_run_s
-        return min(self._max_run_s, self._router.max_run_s(*owner))
+            return of_all
+        return min(of_all, self._router.max_run_s(*owner, loading=loading))
 
 
 class _VersionRuns:
@@ -222,6 +228,9 @@ class _VersionRuns:
     def watched(self, on_overdue: Work) -> Watched:
         return Watched(self._all, on_overdue, self._owner)
 
+    def loading(self) -> Watched:
+        return Watched(self._all, _nobody_waits, self._owner, loading=True)
+
     def start(self, work: Work) -> None:
         self._all.start(work)
 
@@ -229,18 +238,37 @@ class _VersionRuns:
         return self._all.call(work, deadline, self._owner)
 
 
+def _nobody_waits() -> None:
+    """No client waits for a load."""
+
+
 class Watched:
-    """The context of a run."""
+    """The context of a run, or of a load."""
 
-    __slots__ = ("_number", "_on_overdue", "_owner", "_runs")
+    __slots__ = ("_loading", "_number", "_on_overdue", "_owner", "_runs")
 
-    def __init__(self, runs: StuckCallWatchdog, on_overdue: Work, owner: Owner | None) -> None:
-        """Args: runs: the watchdog; on_overdue: called if the run takes too long; owner: whose run it is."""
+    def __init__(
+        self,
+        runs: StuckCallWatchdog,
+        on_overdue: Work,
+        owner: Owner | None,
+        *,
+        loading: bool = False,
+    ) -> None:
+        """Create the context.
+
+        Args:
+            runs: the watchdog.
+            on_overdue: called if it takes too long.
+            owner: whose run it is.
+            loading: whether it is a load.
+        """
         self._runs, self._on_overdue, self._owner, self._number = runs, on_overdue, owner, 0
+        self._loading = loading
 
     def __enter__(self) -> None:
         """Start the run."""
-        self._number = self._runs.begin(self._on_overdue, self._owner)
+        self._number = self._runs.begin(self._on_overdue, self._owner, loading=self._loading)
 
     def __exit__(self, *_: object) -> None:
         """End the run."""

@@ -35,7 +35,7 @@ from stoker.serve.loading.session import load_checked, too_large
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.routing import Router
 from stoker.serve.runtime.gil_yield import GilYield, YieldGil, no_yield
-from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
+from stoker.serve.runtime.stuck_call_watchdog import Runs, StuckCallWatchdog
 from stoker.serve.runtime.versions_in_use import LOADING, REQUESTS, VersionsInUse
 from stoker.serve.servables.litert import load_litert
 from stoker.serve.servables.load_error import reason_of
@@ -135,11 +135,12 @@ class Servable:
         self._become(State.LOADING)
         self._noted[LOADING] = 1.0
         try:
-            self._model = (
-                _beside(lambda: self._loaded(GilYield()))
-                if _first_is_loaded.is_set()
-                else self._loaded(no_yield)
-            )
+            with self._watched():
+                self._model = (
+                    _beside(lambda: self._loaded(GilYield()))
+                    if _first_is_loaded.is_set()
+                    else self._loaded(no_yield)
+                )
         except (UserError, ServeError) as error:
             _log.error("%s cannot be loaded: %s", self.path, error)
             self._become(State.END, reason=reason_of(error, self.path))
@@ -153,6 +154,14 @@ class Servable:
         self._become(State.AVAILABLE)
         _first_is_loaded.set()
         return True
+
+    def _watched(self) -> contextlib.AbstractContextManager[None]:
+        runs = self._runs()
+        return contextlib.nullcontext() if runs is None else runs.loading()
+
+    def _runs(self) -> Runs | None:
+        runs = self._options.runs
+        return None if runs is None else runs.of_version(self._model_name, self.version)
 
     def _loaded(self, yield_gil: YieldGil) -> Batcher:
         verify(self.path)
@@ -180,9 +189,7 @@ class Servable:
             batching,
             name=self._model_name,
             metrics=options.metrics,
-            runs=None
-            if options.runs is None
-            else options.runs.of_version(self._model_name, self.version),
+            runs=self._runs(),
             may_not_end=endless,
         )
         try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import secrets
 import time
 from pathlib import Path
@@ -21,7 +22,29 @@ Model = Annotated[str, typer.Argument(help="The model's name in the repository."
 Models = Annotated[
     Path, typer.Option("--models", help="The model repository: <model>/<version>/ folders.")
 ]
+ServerMemory = Annotated[
+    float,
+    typer.Option(
+        "--server-memory",
+        metavar="GIB",
+        min=0.0,
+        help="Memory of a server, which must hold all versions. Default: this machine's, or its container's.",
+    ),
+]
 MODELS = Path("models")
+
+
+def server_bytes(gib: float) -> int | None:
+    """Convert `--server-memory` to bytes; None if it was left out.
+
+    Raises:
+        ConfigError: the number is not finite.
+    """
+    from stoker.core.errors import ConfigError
+
+    if not 0.0 <= gib < math.inf:
+        raise ConfigError("--server-memory must be a number of GiB", got=gib)
+    return int(gib * 2**30) or None
 
 
 def ab(
@@ -68,6 +91,7 @@ def ab(
     max_keys: Annotated[
         int, typer.Option("--max-keys", min=1, help="Maximum number of users that are recorded.")
     ] = 1_000_000,
+    server_memory: ServerMemory = 0.0,
     why: Annotated[str, typer.Option("--why", help="Reason, for the history.")] = "",
     as_json: AsJson = False,
 ) -> None:
@@ -75,6 +99,7 @@ def ab(
 
     It ends with `stoker rollout promote --version N` or `stoker rollout rollback`.
     """
+    from stoker.app.import_tensorflow import import_tensorflow
     from stoker.core.errors import ConfigError
     from stoker.rollout.operations import ModelRollouts
     from stoker.rollout.state.ab_settings import ABTestSettings, Metric, parse_arms
@@ -92,7 +117,9 @@ def ab(
         alpha=alpha,
         max_keys=max_keys,
     )
-    state = ModelRollouts(models, model).start_test(test, RolloutSettings(key=key), why=why)
+    rollouts, memory = ModelRollouts(models, model), server_bytes(server_memory)
+    import_tensorflow()
+    state = rollouts.start_test(test, RolloutSettings(key=key), why=why, server_bytes=memory)
     typer.echo(json.dumps(state.to_json(), indent=2) if as_json else summary(state))
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import time
 from datetime import UTC, datetime
 from pathlib import Path
@@ -102,15 +101,7 @@ def start(
             "--keep-previous", help="Time after 100 % during which the baseline stays loaded."
         ),
     ] = "30m",
-    server_memory: Annotated[
-        float,
-        typer.Option(
-            "--server-memory",
-            metavar="GIB",
-            min=0.0,
-            help="Memory of a server, which must hold both versions. Default: this machine's, or its container's.",
-        ),
-    ] = 0.0,
+    server_memory: rollout_ab.ServerMemory = 0.0,
     server: Annotated[
         list[str] | None,
         typer.Option(
@@ -158,7 +149,7 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Start to move a model's traffic to a version; the servers of the repository follow."""
-    from stoker.core.errors import ConfigError
+    from stoker.app.import_tensorflow import import_tensorflow
     from stoker.rollout.state.stages import seconds_of
     from stoker.rollout.state.state import RolloutSettings
     from stoker.rollout.state.user_gates import read_gates
@@ -183,15 +174,15 @@ def start(
         webhooks=tuple(parse_webhook(text) for text in webhook or ()),
         notify=tuple(notify or ()),
     )
-    if not 0.0 <= server_memory < math.inf:
-        raise ConfigError("--server-memory must be a number of GiB", got=server_memory)
+    memory = rollout_ab.server_bytes(server_memory)
     rollouts = _open(models, model, gate_folder=None if gates is None else gates.parent)
+    import_tensorflow()
     begun = rollouts.start(
         version,
         settings,
         why=why,
         baseline=baseline,
-        server_bytes=int(server_memory * 2**30) or None,
+        server_bytes=memory,
     )
     _show(begun, as_json=as_json)
 
