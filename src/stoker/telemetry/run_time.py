@@ -29,6 +29,9 @@ WRITE_EVERY_S = 1.0
 KILLED = "killed"
 """Cause of a restart if the earlier process had no time to record its end."""
 
+FORMAT = 1
+"""Of the file; a reader refuses others."""
+
 FILE_BYTES = 4096
 """Size of the file: values are padded with spaces, so that each write covers the previous one."""
 
@@ -189,6 +192,8 @@ class RunTime:
     def _open(self, path: Path) -> None:
         if own_incarnation() is None:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+            if os.fstat(self._file).st_size > FILE_BYTES:
+                os.ftruncate(self._file, 0)  # damaged: a write would not cover it
             return
         # A job always gets a new file: an earlier start may have the old one open.
         made = path.with_name(f".{path.name}.tmp")
@@ -202,7 +207,7 @@ class RunTime:
             return
         text = json.dumps(
             {
-                "format": 1,
+                "format": FORMAT,
                 "parts": self._of_run(),
                 "processes": self._processes,
                 "repeated_steps": self._repeated,
@@ -235,7 +240,7 @@ def _read(path: Path | None) -> dict[str, Any]:
         return nothing
     try:
         return read_account(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+    except (OSError, ValueError):
         return nothing
 
 
@@ -246,9 +251,17 @@ def read_account(path: Path) -> dict[str, Any]:
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: Its content is cut or damaged; or KeyError, TypeError, AttributeError.
+        ValueError: Its content is cut or damaged, or has the format of a later version.
     """
-    found = json.loads(path.read_text())
+    try:
+        return _checked(json.loads(path.read_text()))
+    except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from error
+
+
+def _checked(found: Any) -> dict[str, Any]:
+    if found.get("format", FORMAT) != FORMAT:
+        raise ValueError(f"format {found['format']}, which a later version of Stoker has written")
     alive = found.get("alive")
     return {
         "parts": {name: _seconds(found["parts"].get(name, 0.0)) for name in NAMES},
@@ -256,9 +269,13 @@ def read_account(path: Path) -> dict[str, Any]:
         **{name: _count(found[name]) for name in ("processes", "repeated_steps", "step")},
         "waiting_s": _seconds(found.get("waiting_s", 0.0)),
         "restarts": {str(c): _count(n) for c, n in found.get("restarts", {}).items()},
-        "alive": None if alive is None else Moment(**alive),
+        "alive": None if alive is None else _moment(**alive),
         "end": str(found.get("end", "")),
     }
+
+
+def _moment(*, unix_s: Any, boot: Any, boot_s: Any) -> Moment:
+    return Moment(unix_s=_seconds(unix_s), boot=str(boot), boot_s=_seconds(boot_s))
 
 
 def _seconds(value: Any) -> float:

@@ -84,6 +84,12 @@ def test_the_steps_of_a_call_that_compiles_are_steps_and_the_rest_compilation() 
     assert (wall.parts()["compile"], wall.parts()["steps"]) == (25.0, 10.0)
 
 
+WHOLE = (
+    '{"format": 1, "parts": {"steps": 5.0}, "processes": 3, "repeated_steps": 0, "step": 0,'
+    ' "input_wait_s": 0.0, "alive": null}'
+)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -101,7 +107,12 @@ def test_the_steps_of_a_call_that_compiles_are_steps_and_the_rest_compilation() 
                 "input_wait_s": 0.0,
             }
         ),
+        "[" * 100_000,
+        WHOLE.replace("0.0", "1" + "0" * 400),
+        WHOLE.replace("null", '{"unix_s": 1.0, "boot": "", "boot_s": "1"}'),
+        WHOLE.replace('"format": 1', '"format": 2'),
     ],
+    ids=lambda content: content[:30],
 )
 def test_a_file_that_is_cut_or_damaged_is_begun_again(tmp_path: Path, content: str) -> None:
     path = tmp_path / "wall_time.json"
