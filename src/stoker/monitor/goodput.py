@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.core.errors import ConfigError, DataError, Plain
-from stoker.telemetry.run_time import read_account
+from stoker.telemetry.account import read_account
 from stoker.telemetry.wall_time import OTHER_STAGES, PARTS, REPEATED, STEPS
 
 ACCOUNT = "wall_time.json"

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import threading
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stoker.core.incarnation import is_newest, own_incarnation
+from stoker.telemetry.account import FORMAT, read_earlier
 from stoker.telemetry.processes import Moment, end_of, now
 from stoker.telemetry.wall_time import NAMES, REPEATED, STEPS, WallTime, goodput
 
@@ -28,9 +28,6 @@ WRITE_EVERY_S = 1.0
 
 KILLED = "killed"
 """Cause of a restart if the earlier process had no time to record its end."""
-
-FORMAT = 1
-"""Of the file; a reader refuses others."""
 
 FILE_BYTES = 4096
 """Size of the file: values are padded with spaces, so that each write covers the previous one."""
@@ -51,19 +48,19 @@ class RunTime:
         """
         self.wall = wall or WallTime()
         self._path = path
-        before = _read(path)
+        before = read_earlier(path)
         self._before: dict[str, float] = before["parts"]
         self._processes: int = before["processes"] + 1
         self._repeated: int = before["repeated_steps"]
         self._last_step: int = before["step"]
-        self._waited_s: float = before["input_wait_s"]
-        self._waited_before_s = self._waited_s
+        self._waited_before_s: float = before["input_wait_s"]
+        self._waited_s = 0.0
         self._restarts: dict[str, int] = before["restarts"]
         self._between_s: float = before["waiting_s"]
         self._end = ""
         if before["processes"]:
             self._follow(before["alive"], before["end"])
-        self._first: tuple[int, float] | None = None
+        self._first: tuple[int, float, float] | None = None
         # Until training starts, the last process's step remains valid: a second kill must not lose it.
         self._step, self._done = self._last_step, 0
         self._over = threading.Event()
@@ -78,10 +75,10 @@ class RunTime:
         lost = max(0, self._last_step - step)
         if lost and self._last_step:
             self._repeated += lost
-            step_s = self._before[STEPS] / self._last_step
-            moved_s = min(self._before[STEPS], lost * step_s)
-            self._before[STEPS] -= moved_s
-            self._before[REPEATED] += moved_s
+            part = min(1.0, lost / self._last_step)
+            self._before[REPEATED] += part * self._before[STEPS]
+            self._before[STEPS] *= 1.0 - part
+            self._waited_before_s *= 1.0 - part
         self._step = step
 
     def stepped(self, steps: int, wall_s: float, *, step: int, wait_s: float, first: bool) -> None:
@@ -97,19 +94,21 @@ class RunTime:
         """
         self._step = step
         self._done += steps
-        self._waited_s += wait_s
         if first:
             self._settle(0.0)
-            self._first = (steps, wall_s)
-        elif steps:
-            self._settle(wall_s / steps)
+            self._first = (steps, wall_s, wait_s)
+            return
+        self._waited_s += wait_s
+        if steps:
+            self._settle(wall_s / steps, waiting=wait_s / wall_s if wall_s else 0.0)
 
     def went_back(self, step: int) -> None:
         """Record that the run went back to an earlier step: later steps are repeated."""
         lost = max(0, self._step - step)
         if lost and self._done:
-            step_s = self.wall.parts()[STEPS] / self._done
-            self.wall.move(STEPS, REPEATED, lost * step_s)
+            part = min(1.0, lost / self._done)
+            self.wall.move(STEPS, REPEATED, part * self.wall.parts()[STEPS])
+            self._waited_s *= 1.0 - part
             self._repeated += lost
             self._done -= min(lost, self._done)
         self._step = step
@@ -130,14 +129,14 @@ class RunTime:
             "process": {
                 "wall_s": sum(process.values()),
                 "parts": process,
-                "input_wait_s": self._waited_s - self._waited_before_s,
+                "input_wait_s": self._waited_s,
             },
             "run": {
                 "wall_s": sum(run.values()),
                 "parts": run,
                 "processes": self._processes,
                 "repeated_steps": self._repeated,
-                "input_wait_s": self._waited_s,
+                "input_wait_s": self._waited_before_s + self._waited_s,
                 "waiting_s": self._between_s,
                 "restarts": dict(self._restarts),
             },
@@ -175,11 +174,16 @@ class RunTime:
             running_s = sum(self.wall.parts().values())
             self._between_s += max(0.0, now().since(alive) - running_s)
 
-    def _settle(self, step_s: float) -> None:
+    def _settle(self, step_s: float, *, waiting: float = 0.0) -> None:
+        """Split the first call: its steps waited for input as much as later ones, and the rest of its wait is `data`."""
         first, self._first = self._first, None
         if first is not None:
-            steps, wall_s = first
-            self.wall.move("compile", STEPS, min(wall_s, steps * step_s))
+            steps, wall_s, wait_s = first
+            of_steps_s = min(wall_s, steps * step_s)
+            waited_s = min(wait_s, of_steps_s * waiting)
+            self._waited_s += waited_s
+            self.wall.move("compile", STEPS, of_steps_s)
+            self.wall.move("compile", "data", min(wait_s - waited_s, wall_s - of_steps_s))
 
     def _of_run(self) -> dict[str, float]:
         now = self.wall.parts()
@@ -211,7 +215,7 @@ class RunTime:
                 "parts": self._of_run(),
                 "processes": self._processes,
                 "repeated_steps": self._repeated,
-                "input_wait_s": self._waited_s,
+                "input_wait_s": self._waited_before_s + self._waited_s,
                 "step": self._step,
                 "waiting_s": self._between_s,
                 "restarts": self._restarts,
@@ -222,74 +226,6 @@ class RunTime:
         )
         with contextlib.suppress(OSError):
             os.pwrite(self._file, text.encode().ljust(FILE_BYTES - 1) + b"\n", 0)
-
-
-def _read(path: Path | None) -> dict[str, Any]:
-    nothing: dict[str, Any] = {
-        "parts": dict.fromkeys(NAMES, 0.0),
-        "processes": 0,
-        "repeated_steps": 0,
-        "input_wait_s": 0.0,
-        "step": 0,
-        "waiting_s": 0.0,
-        "restarts": {},
-        "alive": None,
-        "end": "",
-    }
-    if path is None:
-        return nothing
-    try:
-        return read_account(path)
-    except (OSError, ValueError):
-        return nothing
-
-
-def read_account(path: Path) -> dict[str, Any]:
-    """Return the account of a run: its parts, processes, restarts and waits.
-
-    The last four entries are missing from files of earlier versions: they count as zero.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: Its content is cut or damaged, or has the format of a later version.
-    """
-    try:
-        return _checked(json.loads(path.read_text()))
-    except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
-
-
-def _checked(found: Any) -> dict[str, Any]:
-    if found.get("format", FORMAT) != FORMAT:
-        raise ValueError(f"format {found['format']}, which a later version of Stoker has written")
-    alive = found.get("alive")
-    return {
-        "parts": {name: _seconds(found["parts"].get(name, 0.0)) for name in NAMES},
-        "input_wait_s": _seconds(found["input_wait_s"]),
-        **{name: _count(found[name]) for name in ("processes", "repeated_steps", "step")},
-        "waiting_s": _seconds(found.get("waiting_s", 0.0)),
-        "restarts": {str(c): _count(n) for c, n in found.get("restarts", {}).items()},
-        "alive": None if alive is None else _moment(**alive),
-        "end": str(found.get("end", "")),
-    }
-
-
-def _moment(*, unix_s: Any, boot: Any, boot_s: Any) -> Moment:
-    return Moment(unix_s=_seconds(unix_s), boot=str(boot), boot_s=_seconds(boot_s))
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("seconds are a number")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError("seconds are finite and not negative")
-    return float(value)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError("a count is a whole number")
-    return value
 
 
 def seconds_of_run(report: Mapping[str, Any]) -> dict[str, float]:

@@ -151,7 +151,9 @@ def test_versions_2_and_3_are_accepted(tmp_path: Path, monkeypatch: pytest.Monke
         assert find_program(PROMETHEUS) == str(tmp_path / "prometheus")
 
 
-@pytest.mark.parametrize("address", ["8501", "host:", ":8501", "host:99999", "http://host:80", "a b:80"])
+@pytest.mark.parametrize(
+    "address", ["8501", "host:", ":8501", "host:99999", "http://host:80", "a b:80"]
+)
 def test_a_server_must_be_host_and_port(address: str) -> None:
     with pytest.raises(ConfigError, match="--server must be HOST:PORT"):
         Wiring(servers=(address,))

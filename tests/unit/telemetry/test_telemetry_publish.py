@@ -119,16 +119,14 @@ def test_a_textfile_is_whole_at_every_instant_and_removed_at_the_end(
     assert list(path.parent.iterdir()) == []
 
 
-HOSTILE = "\udcff\"\\\n\u00e9" + "x" * 10_000
+HOSTILE = '\udcff"\\\n\u00e9' + "x" * 10_000
 """As from an environment variable that is not UTF-8."""
 
 
 def test_hostile_names_reach_node_exporter_and_a_collector(
     tmp_path: Path, sends: pytest.MonkeyPatch
 ) -> None:
-    live = LiveMetrics(
-        RunInfo(run="r1", experiment="e", team=HOSTILE), Sources(run_time=RunTime())
-    )
+    live = LiveMetrics(RunInfo(run="r1", experiment="e", team=HOSTILE), Sources(run_time=RunTime()))
     path, collector = tmp_path / "stoker.prom", Collector()
     with contextlib.closing(collector):
         sends.setenv(ENDPOINT, collector.endpoint)

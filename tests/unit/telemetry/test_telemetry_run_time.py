@@ -84,6 +84,39 @@ def test_the_steps_of_a_call_that_compiles_are_steps_and_the_rest_compilation() 
     assert (wall.parts()["compile"], wall.parts()["steps"]) == (25.0, 10.0)
 
 
+def test_the_wait_for_the_first_batch_is_opening_the_data_and_not_a_wait_of_later_steps() -> None:
+    clock, wall, run = process(None)
+    run.begin(0)
+    with wall.within("compile"):
+        clock.now_s += 50
+    run.stepped(10, 50.0, step=10, wait_s=40.0, first=True)
+    with wall.within("steps"):
+        clock.now_s += 5
+    run.stepped(10, 5.0, step=20, wait_s=4.0, first=False)
+
+    parts = wall.parts()
+    assert (parts["steps"], parts["data"], parts["compile"]) == pytest.approx((10.0, 36.0, 9.0))
+    assert run.report()["process"]["input_wait_s"] == pytest.approx(8.0)
+
+
+def test_the_wait_of_repeated_steps_is_repeated_time(tmp_path: Path) -> None:
+    path = tmp_path / "wall_time.json"
+    clock, wall, run = process(path)
+    with run:
+        run.begin(0)
+        with wall.within("steps"):
+            clock.now_s += 100
+        run.stepped(100, 100.0, step=100, wait_s=90.0, first=False)
+        run.went_back(80)
+        assert run.report()["process"]["input_wait_s"] == pytest.approx(72.0)
+    _, _, run = process(path)
+    run.begin(40)
+
+    account = run.report()["run"]
+    assert account["parts"]["steps"] == pytest.approx(40.0)
+    assert account["input_wait_s"] == pytest.approx(36.0)
+
+
 WHOLE = (
     '{"format": 1, "parts": {"steps": 5.0}, "processes": 3, "repeated_steps": 0, "step": 0,'
     ' "input_wait_s": 0.0, "alive": null}'
