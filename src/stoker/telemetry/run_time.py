@@ -95,12 +95,12 @@ class RunTime:
         self._step = step
         self._done += steps
         if first:
-            self._settle(0.0)
+            self.settle(0.0, waiting=0.0)
             self._first = (steps, wall_s, wait_s)
             return
         self._waited_s += wait_s
         if steps:
-            self._settle(wall_s / steps, waiting=wait_s / wall_s if wall_s else 0.0)
+            self.settle(wall_s / steps, waiting=wait_s / wall_s if wall_s else 0.0)
 
     def went_back(self, step: int) -> None:
         """Record that the run went back to an earlier step: later steps are repeated."""
@@ -113,9 +113,21 @@ class RunTime:
             self._done -= min(lost, self._done)
         self._step = step
 
-    def settle(self, step_s: float) -> None:
-        """Record the time of a step: that part of the first call then counts as steps."""
-        self._settle(step_s)
+    def settle(self, step_s: float, *, waiting: float) -> None:
+        """Split the first call into `compile`, steps, and `data`, which is its further wait for input.
+
+        Args:
+            step_s: Time of a step, seconds.
+            waiting: The share of it that waits for input.
+        """
+        first, self._first = self._first, None
+        if first is not None:
+            steps, wall_s, wait_s = first
+            of_steps_s = min(wall_s, steps * step_s)
+            waited_s = min(wait_s, of_steps_s * waiting)
+            self._waited_s += waited_s
+            self.wall.move("compile", STEPS, of_steps_s)
+            self.wall.move("compile", "data", min(wait_s - waited_s, wall_s - of_steps_s))
 
     @property
     def goodput(self) -> float | None:
@@ -173,17 +185,6 @@ class RunTime:
         if alive is not None:
             running_s = sum(self.wall.parts().values())
             self._between_s += max(0.0, now().since(alive) - running_s)
-
-    def _settle(self, step_s: float, *, waiting: float = 0.0) -> None:
-        """Split the first call: its steps waited for input as much as later ones, and the rest of its wait is `data`."""
-        first, self._first = self._first, None
-        if first is not None:
-            steps, wall_s, wait_s = first
-            of_steps_s = min(wall_s, steps * step_s)
-            waited_s = min(wait_s, of_steps_s * waiting)
-            self._waited_s += waited_s
-            self.wall.move("compile", STEPS, of_steps_s)
-            self.wall.move("compile", "data", min(wait_s - waited_s, wall_s - of_steps_s))
 
     def _of_run(self) -> dict[str, float]:
         now = self.wall.parts()

@@ -99,6 +99,20 @@ def test_the_wait_for_the_first_batch_is_opening_the_data_and_not_a_wait_of_late
     assert run.report()["process"]["input_wait_s"] == pytest.approx(8.0)
 
 
+def test_a_run_of_one_call_is_split_by_its_own_steps() -> None:
+    clock, wall, run = process(None)
+    run.begin(0)
+    with wall.within("compile"):
+        clock.now_s += 20
+    run.stepped(10, 20.0, step=10, wait_s=15.0, first=True)
+
+    run.settle(2.0, waiting=0.75)
+
+    parts = wall.parts()
+    assert (parts["steps"], parts["data"], parts["compile"]) == pytest.approx((20.0, 0.0, 0.0))
+    assert run.report()["process"]["input_wait_s"] == pytest.approx(15.0)
+
+
 def test_the_wait_of_repeated_steps_is_repeated_time(tmp_path: Path) -> None:
     path = tmp_path / "wall_time.json"
     clock, wall, run = process(path)
