@@ -15,9 +15,9 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any
 
-from stoker.monitor.discovery import Discovery
-from stoker.monitor.stack.wiring import SERVER_PATH, TARGETS
+from stoker.monitor.discovery import SERVER_PATH, Discovery
 from stoker.telemetry.scrape_server import Page, ScrapeServer
+from stoker.telemetry.targets import FOLDER
 
 WRITTEN = Path(__file__).resolve().parents[2] / "tests" / "data" / "monitor"
 RUN = "20261127T180000Z-4f1a"
@@ -151,7 +151,7 @@ def machine(folder: Path) -> Iterator[Machine]:
             ScrapeServer({SERVER_PATH: Page(content=lambda: "other 1\n")}, port=0)
         )
         found = [{"targets": [run.address], "labels": {"job": "stoker-train"}}]
-        (folder / TARGETS).mkdir(parents=True)
+        (folder / FOLDER).mkdir(parents=True)
         named = Discovery(folder, [first.address])
         gpu = stack.enter_context(
             ScrapeServer(
@@ -162,7 +162,7 @@ def machine(folder: Path) -> Iterator[Machine]:
                 port=0,
             )
         )
-        (folder / TARGETS / f"{RUN}.json").write_text(json.dumps(found))
+        (folder / FOLDER / f"{RUN}.json").write_text(json.dumps(found))
         yield Machine(
             training=training,
             server=server,

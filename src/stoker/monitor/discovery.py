@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +19,7 @@ _log = logging.getLogger(__name__)
 SERVER_PATH = "/monitoring/prometheus/metrics"
 """Path of a server's metrics, as in TensorFlow Serving."""
 
+_HOST = re.compile(r"[^\s/@?#]+")
 _PORT = range(1, 1 << 16)
 
 
@@ -35,7 +37,7 @@ class Discovery:
             ConfigError: an address has another form.
         """
         for address in servers:
-            _require_address(address)
+            require_address(address, option="--server")
         self._runs = runs
         self._servers = tuple(servers)
         self._refused: set[str] = set()
@@ -56,11 +58,13 @@ class Discovery:
         return [{"targets": list(self._servers), "labels": {"__metrics_path__": SERVER_PATH}}]
 
 
-def _require_address(address: str) -> None:
-    host, colon, port = address.rpartition(":")
-    if not (host and colon and port.isdecimal() and int(port) in _PORT):
-        raise ConfigError(
-            "--server must be HOST:PORT of a server's REST port",
-            got=address,
-            fix="E.g. --server 127.0.0.1:8501.",
-        )
+def require_address(address: str, *, option: str) -> None:
+    """Raise ConfigError if an address is not HOST:PORT.
+
+    Args:
+        address: from the command line.
+        option: name of its option.
+    """
+    host, _, port = address.rpartition(":")
+    if not (_HOST.fullmatch(host) and port.isdecimal() and int(port) in _PORT):
+        raise ConfigError(f"{option} must be HOST:PORT", got=address, fix="E.g. 127.0.0.1:8501.")

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from stoker.core.errors import ConfigError, DataError, Plain
-from stoker.telemetry.run_time import read_account
+from stoker.telemetry.account import read_account
 from stoker.telemetry.wall_time import OTHER_STAGES, PARTS, REPEATED, STEPS
 
 ACCOUNT = "wall_time.json"
@@ -110,10 +110,9 @@ def goodput_of(run: Path) -> RunGoodput:
             got=Plain("no such file"),
             fix="A training with parameter servers has no account; otherwise train again.",
         ) from None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+    except (OSError, ValueError) as error:
         raise DataError(
-            f"{folder / ACCOUNT} must be what training has written",
-            got=Plain(f"{type(error).__name__}: {error}"),
+            f"{folder / ACCOUNT} must be what training has written", got=Plain(str(error))
         ) from error
     seconds = dict(account["parts"])
     wait_s = min(account["input_wait_s"], seconds[STEPS])

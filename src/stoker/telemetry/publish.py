@@ -105,7 +105,8 @@ def _in_textfile(live: LiveMetrics, path: Path) -> Iterator[None]:
                 return
             with failures:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                made.write_text(live.text())
+                # As in a scrape, a name that is not valid Unicode must not break the other metrics.
+                made.write_bytes(live.text().encode(errors="replace"))
                 os.replace(made, path)
             if over.wait(TEXTFILE_EVERY_S):
                 return

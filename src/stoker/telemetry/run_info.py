@@ -38,9 +38,9 @@ class RunInfo:
     """Commit of the experiment's folder; empty outside a repository."""
 
     def labels(self) -> tuple[str, ...]:
-        """Return the values of `stoker_run_info`, in the catalogue's order."""
+        """Return the values of `stoker_run_info`, in the catalogue's order, as valid Unicode."""
         values = (self.run, self.experiment, self.user, self.team, self.cluster, self.git_commit)
-        return tuple(value[:MOST_CHARS] for value in values)
+        return tuple(value[:MOST_CHARS].encode(errors="replace").decode() for value in values)
 
 
 def run_info(run: str, experiment: str, *, folder: Path, environ: Mapping[str, str]) -> RunInfo:

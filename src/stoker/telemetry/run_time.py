@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import contextlib
 import json
-import math
 import os
 import threading
 from collections.abc import Mapping
@@ -20,6 +19,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from stoker.core.incarnation import is_newest, own_incarnation
+from stoker.telemetry.account import FORMAT, read_earlier
 from stoker.telemetry.processes import Moment, end_of, now
 from stoker.telemetry.wall_time import NAMES, REPEATED, STEPS, WallTime, goodput
 
@@ -48,19 +48,19 @@ class RunTime:
         """
         self.wall = wall or WallTime()
         self._path = path
-        before = _read(path)
+        before = read_earlier(path)
         self._before: dict[str, float] = before["parts"]
         self._processes: int = before["processes"] + 1
         self._repeated: int = before["repeated_steps"]
         self._last_step: int = before["step"]
-        self._waited_s: float = before["input_wait_s"]
-        self._waited_before_s = self._waited_s
+        self._waited_before_s: float = before["input_wait_s"]
+        self._waited_s = 0.0
         self._restarts: dict[str, int] = before["restarts"]
         self._between_s: float = before["waiting_s"]
         self._end = ""
         if before["processes"]:
             self._follow(before["alive"], before["end"])
-        self._first: tuple[int, float] | None = None
+        self._first: tuple[int, float, float] | None = None
         # Until training starts, the last process's step remains valid: a second kill must not lose it.
         self._step, self._done = self._last_step, 0
         self._over = threading.Event()
@@ -75,10 +75,10 @@ class RunTime:
         lost = max(0, self._last_step - step)
         if lost and self._last_step:
             self._repeated += lost
-            step_s = self._before[STEPS] / self._last_step
-            moved_s = min(self._before[STEPS], lost * step_s)
-            self._before[STEPS] -= moved_s
-            self._before[REPEATED] += moved_s
+            part = min(1.0, lost / self._last_step)
+            self._before[REPEATED] += part * self._before[STEPS]
+            self._before[STEPS] *= 1.0 - part
+            self._waited_before_s *= 1.0 - part
         self._step = step
 
     def stepped(self, steps: int, wall_s: float, *, step: int, wait_s: float, first: bool) -> None:
@@ -94,26 +94,40 @@ class RunTime:
         """
         self._step = step
         self._done += steps
-        self._waited_s += wait_s
         if first:
-            self._settle(0.0)
-            self._first = (steps, wall_s)
-        elif steps:
-            self._settle(wall_s / steps)
+            self.settle(0.0, waiting=0.0)
+            self._first = (steps, wall_s, wait_s)
+            return
+        self._waited_s += wait_s
+        if steps:
+            self.settle(wall_s / steps, waiting=wait_s / wall_s if wall_s else 0.0)
 
     def went_back(self, step: int) -> None:
         """Record that the run went back to an earlier step: later steps are repeated."""
         lost = max(0, self._step - step)
         if lost and self._done:
-            step_s = self.wall.parts()[STEPS] / self._done
-            self.wall.move(STEPS, REPEATED, lost * step_s)
+            part = min(1.0, lost / self._done)
+            self.wall.move(STEPS, REPEATED, part * self.wall.parts()[STEPS])
+            self._waited_s *= 1.0 - part
             self._repeated += lost
             self._done -= min(lost, self._done)
         self._step = step
 
-    def settle(self, step_s: float) -> None:
-        """Record the time of a step: that part of the first call then counts as steps."""
-        self._settle(step_s)
+    def settle(self, step_s: float, *, waiting: float) -> None:
+        """Split the first call into `compile`, steps, and `data`, which is its further wait for input.
+
+        Args:
+            step_s: Time of a step, seconds.
+            waiting: The share of it that waits for input.
+        """
+        first, self._first = self._first, None
+        if first is not None:
+            steps, wall_s, wait_s = first
+            of_steps_s = min(wall_s, steps * step_s)
+            waited_s = min(wait_s, of_steps_s * waiting)
+            self._waited_s += waited_s
+            self.wall.move("compile", STEPS, of_steps_s)
+            self.wall.move("compile", "data", min(wait_s - waited_s, wall_s - of_steps_s))
 
     @property
     def goodput(self) -> float | None:
@@ -127,14 +141,14 @@ class RunTime:
             "process": {
                 "wall_s": sum(process.values()),
                 "parts": process,
-                "input_wait_s": self._waited_s - self._waited_before_s,
+                "input_wait_s": self._waited_s,
             },
             "run": {
                 "wall_s": sum(run.values()),
                 "parts": run,
                 "processes": self._processes,
                 "repeated_steps": self._repeated,
-                "input_wait_s": self._waited_s,
+                "input_wait_s": self._waited_before_s + self._waited_s,
                 "waiting_s": self._between_s,
                 "restarts": dict(self._restarts),
             },
@@ -172,12 +186,6 @@ class RunTime:
             running_s = sum(self.wall.parts().values())
             self._between_s += max(0.0, now().since(alive) - running_s)
 
-    def _settle(self, step_s: float) -> None:
-        first, self._first = self._first, None
-        if first is not None:
-            steps, wall_s = first
-            self.wall.move("compile", STEPS, min(wall_s, steps * step_s))
-
     def _of_run(self) -> dict[str, float]:
         now = self.wall.parts()
         return {name: self._before[name] + now[name] for name in NAMES}
@@ -189,6 +197,8 @@ class RunTime:
     def _open(self, path: Path) -> None:
         if own_incarnation() is None:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
+            if os.fstat(self._file).st_size > FILE_BYTES:
+                os.ftruncate(self._file, 0)  # damaged: a write would not cover it
             return
         # A job always gets a new file: an earlier start may have the old one open.
         made = path.with_name(f".{path.name}.tmp")
@@ -202,11 +212,11 @@ class RunTime:
             return
         text = json.dumps(
             {
-                "format": 1,
+                "format": FORMAT,
                 "parts": self._of_run(),
                 "processes": self._processes,
                 "repeated_steps": self._repeated,
-                "input_wait_s": self._waited_s,
+                "input_wait_s": self._waited_before_s + self._waited_s,
                 "step": self._step,
                 "waiting_s": self._between_s,
                 "restarts": self._restarts,
@@ -217,62 +227,6 @@ class RunTime:
         )
         with contextlib.suppress(OSError):
             os.pwrite(self._file, text.encode().ljust(FILE_BYTES - 1) + b"\n", 0)
-
-
-def _read(path: Path | None) -> dict[str, Any]:
-    nothing: dict[str, Any] = {
-        "parts": dict.fromkeys(NAMES, 0.0),
-        "processes": 0,
-        "repeated_steps": 0,
-        "input_wait_s": 0.0,
-        "step": 0,
-        "waiting_s": 0.0,
-        "restarts": {},
-        "alive": None,
-        "end": "",
-    }
-    if path is None:
-        return nothing
-    try:
-        return read_account(path)
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return nothing
-
-
-def read_account(path: Path) -> dict[str, Any]:
-    """Return the account of a run: its parts, processes, restarts and waits.
-
-    The last four entries are missing from files of earlier versions: they count as zero.
-
-    Raises:
-        OSError: The file cannot be read.
-        ValueError: Its content is cut or damaged; or KeyError, TypeError, AttributeError.
-    """
-    found = json.loads(path.read_text())
-    alive = found.get("alive")
-    return {
-        "parts": {name: _seconds(found["parts"].get(name, 0.0)) for name in NAMES},
-        "input_wait_s": _seconds(found["input_wait_s"]),
-        **{name: _count(found[name]) for name in ("processes", "repeated_steps", "step")},
-        "waiting_s": _seconds(found.get("waiting_s", 0.0)),
-        "restarts": {str(c): _count(n) for c, n in found.get("restarts", {}).items()},
-        "alive": None if alive is None else Moment(**alive),
-        "end": str(found.get("end", "")),
-    }
-
-
-def _seconds(value: Any) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("seconds are a number")
-    if not math.isfinite(value) or value < 0:
-        raise ValueError("seconds are finite and not negative")
-    return float(value)
-
-
-def _count(value: Any) -> int:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError("a count is a whole number")
-    return value
 
 
 def seconds_of_run(report: Mapping[str, Any]) -> dict[str, float]:

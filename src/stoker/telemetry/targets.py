@@ -30,7 +30,7 @@ JOB = "stoker-train"
 _META = "__meta_stoker_"
 
 _MOST_BYTES = 1 << 20
-"""Suffix of the files."""
+"""Largest file that is read, bytes."""
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 

@@ -375,9 +375,18 @@ def test_a_model_that_cannot_be_loaded_does_not_take_the_others_out_of_service(
     wait_for(lambda: "broken" in empty_server.models.names())
     assert not empty_server.wait_until_ready(0.5)
 
+    (root / "hollow" / "1").mkdir(parents=True)
     Repository(root).push(exported["half_plus_two"], "whole")
 
     assert empty_server.wait_until_ready(30)
+    wait_for(lambda: "hollow" in empty_server.models.names())
+    text = str(ask_at(empty_server.rest_port, "/monitoring/prometheus/metrics").body)
+    loaded = {line for line in text.splitlines() if line.startswith("stoker_model_loaded{")}
+    assert loaded == {
+        'stoker_model_loaded{model_name="broken",version="1"} 0',
+        'stoker_model_loaded{model_name="hollow",version=""} 0',
+        'stoker_model_loaded{model_name="whole",version="1"} 1',
+    }
     status = ask_at(empty_server.rest_port, "/v1/models/broken").json()
     assert status["model_version_status"][0]["state"] == "END"
     assert "variables" in status["model_version_status"][0]["status"]["error_message"]

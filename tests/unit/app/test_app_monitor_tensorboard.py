@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import signal
 import subprocess
@@ -35,6 +36,26 @@ def test_an_experiment_without_runs_is_one_line(tmp_path: Path) -> None:
     assert len(done.stderr.splitlines()) == 1
     assert "must have a run that has begun to train. Received: none in " in done.stderr
     assert done.stderr.endswith("Run `stoker train` first.\n")
+
+
+def test_a_missing_tensorboard_is_one_line(tmp_path: Path) -> None:
+    (tmp_path / "runs" / "small" / "r1" / "train" / "tensorboard").mkdir(parents=True)
+    (tmp_path / "stoker.yaml").write_text(STOKER_YAML)
+    (tmp_path / "path" / "tensorboard").mkdir(parents=True)
+    (tmp_path / "path" / "tensorboard" / "__init__.py").write_text("")
+
+    done = subprocess.run(
+        [*COMMAND, str(tmp_path)],
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "path")},
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+
+    assert done.returncode == 2
+    assert done.stderr.startswith("stoker: TensorBoard must be installed. Received: ")
+    assert done.stderr.endswith("Run `pip install tensorboard`.\n")
+    assert len(done.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("of", ["experiment", "job"])

@@ -152,6 +152,8 @@ _HUNG, _HUNG_VERSION = (text.replace("taxi", "hung") for text in (MODEL, VERSION
 
 _WITHOUT_THREAD = f'stoker_requests_without_thread{{{SERVER},entrypoint="REST"}}'
 _LOADED = f"stoker_model_loaded{{{VERSION}}}"
+_LOADING = f'stoker_model_loaded{{{MODEL},version=""}}'
+_NEWER = f'stoker_model_loaded{{{MODEL},version="8"}}'
 _MEMORY = f'process_resident_memory_bytes{{{SERVER},worker="0"}}'
 _SKEW = f'stoker_prediction_skew_ratio{{{MODEL},column="fare"}}'
 _DRIFT = f'stoker_prediction_drift_ratio{{{MODEL},column="fare"}}'
@@ -226,7 +228,9 @@ FAULTS: tuple[Case, ...] = (
             f"stoker_queued_requests{{{_HUNG}}}": after(5, 0, 1),
         },
     ),
-    fault("StokerModelNotLoaded", {_LOADED: "1+0x20 stale"}, early="20m", late="23m"),
+    fault("StokerModelNotLoaded", {_LOADED: after(5, 1, 0)}, early="5m", late="7m"),
+    fault("StokerModelNotLoaded", {_LOADED: "1+0x4 stale", _LOADING: "_x5 0+0x{n}"}, early="14m"),
+    fault("StokerModelNotLoaded", {_LOADED: "_", _LOADING: flat(0)}, early="9m", late="11m"),
     Case(
         name="StokerServerMemoryGrowth",
         changed={_MEMORY: rising(2.5e7, 2e9)},
@@ -301,10 +305,13 @@ ALMOST: tuple[Case, ...] = (
     near("StokerPredictionDrift", {_DRIFT: flat(0.19)}, late="36m"),
     near(
         "StokerModelNotLoaded: a newer version replaced it",
-        {
-            _LOADED: "1+0x20 stale",
-            f'stoker_model_loaded{{{MODEL},version="8"}}': "_x18 1+0x{n}",
-        },
+        {_LOADED: "1+0x20 stale", _NEWER: "_x18 1+0x{n}"},
+    ),
+    near("StokerModelNotLoaded: a newer version failed", {_NEWER: "_x5 0+0x{n}"}),
+    near("StokerModelNotLoaded: removed on purpose", {_LOADED: "1+0x5 stale"}),
+    near(
+        "StokerModelNotLoaded: a server starts again and loads for nine minutes, its newest version in vain",
+        {_LOADED: "1+0x4 stale _x8 1+0x{n}", _LOADING: "_x5 0+0x8 stale", _NEWER: "_x7 0+0x{n}"},
     ),
 )
 

@@ -15,7 +15,7 @@ from tests.custom_resources import definition, validate
 from tests.prometheus_programs import FOLDER, program
 
 from stoker.cluster.processes.identity import began
-from stoker.core.errors import ConfigError, UserError
+from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.monitor.manifests.kubernetes import kubernetes_texts
 from stoker.monitor.manifests.write import write_manifests
 from stoker.monitor.settings import RuleSettings
@@ -151,7 +151,9 @@ def test_versions_2_and_3_are_accepted(tmp_path: Path, monkeypatch: pytest.Monke
         assert find_program(PROMETHEUS) == str(tmp_path / "prometheus")
 
 
-@pytest.mark.parametrize("address", ["8501", "host:", ":8501", "host:99999", "http://host:x"])
+@pytest.mark.parametrize(
+    "address", ["8501", "host:", ":8501", "host:99999", "http://host:80", "a b:80"]
+)
 def test_a_server_must_be_host_and_port(address: str) -> None:
     with pytest.raises(ConfigError, match="--server must be HOST:PORT"):
         Wiring(servers=(address,))
@@ -200,11 +202,25 @@ def free_port() -> int:
         return int(free.getsockname()[1])
 
 
-def test_the_reason_is_the_error_of_the_last_line(tmp_path: Path) -> None:
+def test_the_reason_is_the_first_error_else_the_last_line(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    log.write_text('level=info msg=x\nlevel=error err="opening \\"series\\": no space left"\n')
+    log.write_text(
+        'level=info msg=x\nts=1 level=error err="opening \\"series\\": no space"\n'
+        'level=error err="one or more errors occurred"\n'
+    )
 
-    assert reason(log) == 'opening "series": no space left'
+    assert reason(log) == 'opening "series": no space'
+    log.write_text("prometheus: error: unknown flag\n\n")
+    assert reason(log) == "prometheus: error: unknown flag"
+    assert "cannot be read" in reason(tmp_path / "none")
+
+
+@pytest.mark.parametrize("text", ['[{"name": "Prometheus", "pid": 1, "later": 2}]', "[1]", "7"])
+def test_a_record_of_another_version_is_one_line(tmp_path: Path, text: str) -> None:
+    (tmp_path / "started.json").write_text(text)
+
+    with pytest.raises(DataError, match=r"started\.json must be what this version of"):
+        read_started(tmp_path)
 
 
 def test_a_process_of_the_same_number_is_left_alone(tmp_path: Path) -> None:
@@ -243,3 +259,19 @@ def test_edited_rules_stop_the_start_and_are_kept_on_request(
 
     assert rules.read_text() == edited
     assert read_started(tmp_path / "s") == ()
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_edited_rules_that_prometheus_refuses_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("prometheus", "alertmanager"):
+        program(name)
+    monkeypatch.setenv("PATH", f"{os.environ['PATH']}:{FOLDER}")
+    stack = Stack(folder=tmp_path, prometheus_port=free_port(), alertmanager_port=free_port())
+    (tmp_path / "rules.yml").write_text("groups: [{name: a, rules: [{alert: b, expr: 'sum('}]}]")
+
+    with pytest.raises(
+        UserError, match=r'Received: \S+/rules.yml: .*"b": could not parse expression: '
+    ):
+        stack.up(Wiring(), keep_edited=True)

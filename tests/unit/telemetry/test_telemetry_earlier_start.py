@@ -13,9 +13,10 @@ from stoker.core.errors import Superseded
 from stoker.core.files import hash_folder
 from stoker.core.incarnation import VARIABLE, take_next
 from stoker.telemetry import publish
+from stoker.telemetry.account import read_account
 from stoker.telemetry.publish import Destinations, offered
 from stoker.telemetry.run_info import RunInfo
-from stoker.telemetry.run_time import RunTime, read_account
+from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.targets import published
 from stoker.telemetry.writers.append_only import JsonLines
 from stoker.telemetry.writers.live import LiveMetrics, Sources

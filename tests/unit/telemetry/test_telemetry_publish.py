@@ -119,6 +119,31 @@ def test_a_textfile_is_whole_at_every_instant_and_removed_at_the_end(
     assert list(path.parent.iterdir()) == []
 
 
+HOSTILE = '\udcff"\\\n\u00e9' + "x" * 10_000
+"""As from an environment variable that is not UTF-8."""
+
+
+def test_hostile_names_reach_node_exporter_and_a_collector(
+    tmp_path: Path, sends: pytest.MonkeyPatch
+) -> None:
+    live = LiveMetrics(RunInfo(run="r1", experiment="e", team=HOSTILE), Sources(run_time=RunTime()))
+    path, collector = tmp_path / "stoker.prom", Collector()
+    with contextlib.closing(collector):
+        sends.setenv(ENDPOINT, collector.endpoint)
+        where = Destinations(runs=tmp_path, textfile=path)
+        with offered(live, where, environ={ENDPOINT: collector.endpoint}):
+            until(lambda: collector.requests and path.exists())
+            text = path.read_bytes().decode()
+
+    line = next(each for each in text.splitlines() if each.startswith("stoker_run_info{"))
+    assert r'team="?\"\\\né' in line
+    assert len(line) < 300
+    (last,) = collector.requests[-1].resource_metrics[0].scope_metrics
+    info = next(each for each in last.metrics if each.name == "stoker_run_info")
+    attributes = {each.key: each.value for each in info.gauge.data_points[0].attributes}
+    assert attributes["team"].string_value.startswith('?"\\\n')
+
+
 def test_a_textfile_that_cannot_be_written_is_one_warning(
     live: LiveMetrics,
     tmp_path: Path,

@@ -84,6 +84,59 @@ def test_the_steps_of_a_call_that_compiles_are_steps_and_the_rest_compilation() 
     assert (wall.parts()["compile"], wall.parts()["steps"]) == (25.0, 10.0)
 
 
+def test_the_wait_for_the_first_batch_is_opening_the_data_and_not_a_wait_of_later_steps() -> None:
+    clock, wall, run = process(None)
+    run.begin(0)
+    with wall.within("compile"):
+        clock.now_s += 50
+    run.stepped(10, 50.0, step=10, wait_s=40.0, first=True)
+    with wall.within("steps"):
+        clock.now_s += 5
+    run.stepped(10, 5.0, step=20, wait_s=4.0, first=False)
+
+    parts = wall.parts()
+    assert (parts["steps"], parts["data"], parts["compile"]) == pytest.approx((10.0, 36.0, 9.0))
+    assert run.report()["process"]["input_wait_s"] == pytest.approx(8.0)
+
+
+def test_a_run_of_one_call_is_split_by_its_own_steps() -> None:
+    clock, wall, run = process(None)
+    run.begin(0)
+    with wall.within("compile"):
+        clock.now_s += 20
+    run.stepped(10, 20.0, step=10, wait_s=15.0, first=True)
+
+    run.settle(2.0, waiting=0.75)
+
+    parts = wall.parts()
+    assert (parts["steps"], parts["data"], parts["compile"]) == pytest.approx((20.0, 0.0, 0.0))
+    assert run.report()["process"]["input_wait_s"] == pytest.approx(15.0)
+
+
+def test_the_wait_of_repeated_steps_is_repeated_time(tmp_path: Path) -> None:
+    path = tmp_path / "wall_time.json"
+    clock, wall, run = process(path)
+    with run:
+        run.begin(0)
+        with wall.within("steps"):
+            clock.now_s += 100
+        run.stepped(100, 100.0, step=100, wait_s=90.0, first=False)
+        run.went_back(80)
+        assert run.report()["process"]["input_wait_s"] == pytest.approx(72.0)
+    _, _, run = process(path)
+    run.begin(40)
+
+    account = run.report()["run"]
+    assert account["parts"]["steps"] == pytest.approx(40.0)
+    assert account["input_wait_s"] == pytest.approx(36.0)
+
+
+WHOLE = (
+    '{"format": 1, "parts": {"steps": 5.0}, "processes": 3, "repeated_steps": 0, "step": 0,'
+    ' "input_wait_s": 0.0, "alive": null}'
+)
+
+
 @pytest.mark.parametrize(
     "content",
     [
@@ -101,7 +154,12 @@ def test_the_steps_of_a_call_that_compiles_are_steps_and_the_rest_compilation() 
                 "input_wait_s": 0.0,
             }
         ),
+        "[" * 100_000,
+        WHOLE.replace("0.0", "1" + "0" * 400),
+        WHOLE.replace("null", '{"unix_s": 1.0, "boot": "", "boot_s": "1"}'),
+        WHOLE.replace('"format": 1', '"format": 2'),
     ],
+    ids=lambda content: content[:30],
 )
 def test_a_file_that_is_cut_or_damaged_is_begun_again(tmp_path: Path, content: str) -> None:
     path = tmp_path / "wall_time.json"

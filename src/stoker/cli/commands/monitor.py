@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import signal
 import sys
@@ -58,7 +59,20 @@ def open_tensorboard(runs: Path, port: int) -> NoReturn:
     Args:
         runs: Folder whose logs it shows, with those of all folders below.
         port: 0: a free one.
+
+    Raises:
+        ConfigError: TensorBoard is not installed.
     """
+    try:
+        found = importlib.util.find_spec("tensorboard.main")
+    except ImportError:
+        found = None
+    if found is None:
+        raise ConfigError(
+            "TensorBoard must be installed",
+            got=Plain(f"no module tensorboard for {sys.executable}"),
+            fix="Run `pip install tensorboard`.",
+        )
     command = [sys.executable, "-m", "tensorboard.main", "--logdir", str(runs)]
     where = ["--host", "127.0.0.1", "--port", str(port)]
     os.execv(sys.executable, [*command, *where])  # noqa: S606 - signals reach TensorBoard itself

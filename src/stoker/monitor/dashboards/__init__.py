@@ -1,4 +1,4 @@
-"""Grafana's dashboards, as JSON that can be imported; `monitor/boards` makes them."""
+"""Grafana's dashboards: the JSON that it imports, and next to it the code that `make` generates it from."""
 
 from __future__ import annotations
 

@@ -63,8 +63,8 @@ def compose_texts(wiring: Wiring) -> dict[str, str]:
             }
         ),
     }
-    boards = {f"grafana/dashboards/{name}": text for name, text in dashboard_texts().items()}
-    return texts | boards
+    dashboards = {f"grafana/dashboards/{name}": text for name, text in dashboard_texts().items()}
+    return texts | dashboards
 
 
 def _compose(wiring: Wiring) -> dict[str, Any]:

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from stoker.monitor.dashboards import dashboard_texts
+from stoker.monitor.discovery import SERVER_PATH
 from stoker.monitor.rules.groups import rules_spec
-from stoker.monitor.stack.wiring import SERVER_PATH, Wiring, as_yaml
+from stoker.monitor.stack.wiring import Wiring, as_yaml
 
 _API = "monitoring.coreos.com/v1"
 _LABELS = {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/component": "monitoring"}

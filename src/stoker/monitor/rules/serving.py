@@ -40,6 +40,10 @@ RECORDINGS = (
 
 _MODEL = "Model {{ $labels.model_name }}"
 
+_LOADED = "max by (instance, model_name) (stoker_model_loaded)"
+_LOADING = 'max by (instance, model_name) (stoker_model_loaded{version=""})'
+"""Models that no version can answer, and that have not failed either; its value is 0."""
+
 _ROLLED_BACK = 'max by (model_name) (stoker_rollout_phase{phase="rolled back"})'
 
 
@@ -63,13 +67,21 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
         *map(_queue_growing, p99s_ms(settings.slo)),
         Alert(
             name="StokerModelNotLoaded",
-            expr="max by (instance, model_name) (max_over_time(stoker_model_loaded[1h]) > 0)"
-            " unless max by (instance, model_name) (stoker_model_loaded > 0)"
-            ' and on (instance) up{job=~"stoker-.*"} == 1',
+            expr=f"{_LOADED} == 0 unless {_LOADING}",
             lasts="1m",
             severity=Severity.PAGE,
+            summary=f"{_MODEL} failed to load at {{{{ $labels.instance }}}}",
+            description="The server has no version of a model that it should serve; requests to it fail.",
+            labels={"state": "failed"},
+        ),
+        Alert(
+            name="StokerModelNotLoaded",
+            expr=_LOADING,
+            lasts="10m",  # a server that has just started loads its models
+            severity=Severity.PAGE,
             summary=f"{_MODEL} is not loaded at {{{{ $labels.instance }}}}",
-            description="The server has no version of a model that it served within the last hour; requests to it fail.",
+            description="For 10 minutes it has loaded, or its folder has no version; requests to it fail.",
+            labels={"state": "loading"},
         ),
         Alert(
             name="StokerServerMemoryGrowth",

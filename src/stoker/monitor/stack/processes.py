@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import re
 import socket
@@ -32,7 +33,7 @@ READY_S = 30.0
 _RETENTION = ("--storage.tsdb.retention.time=15d", "--storage.tsdb.retention.size=10GB")
 """Older or larger data is deleted: time series must not fill the disk of the runs."""
 
-_REASON = re.compile(r'err="((?:[^"\\]|\\.)*)"')
+_REASON = re.compile(r'level=error.* err="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -190,10 +191,12 @@ def is_ready(address: str) -> bool:
 
 
 def reason(log: Path) -> str:
-    """Return why a program ended: the error in the last line of its log."""
-    line = last_line(log)
-    found = _REASON.search(line)
-    return found[1].replace('\\"', '"') if found else line
+    """Return why a program ended: the first error in its log, of which later ones are consequences; or its last line."""
+    last = last_line(log)
+    with contextlib.suppress(OSError), log.open(errors="replace") as lines:
+        found = next(filter(None, map(_REASON.search, lines)), None)
+        return found[1].replace('\\"', '"') if found else last
+    return last
 
 
 def _wait_until_ready(started: Started) -> None:

@@ -10,6 +10,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from stoker.cluster.processes.identity import began
+from stoker.core.errors import DataError, Plain
 from stoker.core.files import read_json, write_json
 
 FILE = "started.json"
@@ -57,10 +58,19 @@ def read_started(folder: Path) -> tuple[Started, ...]:
     """Return the processes that were started with this state folder; empty if there are none.
 
     Raises:
-        DataError: the file is damaged.
+        DataError: the file is damaged, or another version of Stoker wrote it.
     """
     path = folder / FILE
-    return tuple(Started(**each) for each in read_json(path)) if path.is_file() else ()
+    if not path.is_file():
+        return ()
+    try:
+        return tuple(Started(**each) for each in read_json(path))
+    except TypeError as error:
+        raise DataError(
+            f"{path} must be what this version of `stoker monitor up` writes",
+            got=Plain(str(error)),
+            fix="End Prometheus and Alertmanager by hand, and delete the file.",
+        ) from error
 
 
 def write_started(folder: Path, started: tuple[Started, ...]) -> None:

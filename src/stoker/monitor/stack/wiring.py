@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -9,14 +10,13 @@ from typing import Any
 import yaml
 
 from stoker.core.errors import ConfigError
+from stoker.monitor.discovery import SERVER_PATH, require_address
 from stoker.monitor.rules.rule import scaled_duration
 from stoker.monitor.settings import RuleSettings
+from stoker.telemetry.targets import FOLDER
 
-SERVER_PATH = "/monitoring/prometheus/metrics"
-"""Path of a server's metrics, as in TensorFlow Serving."""
-
-TARGETS = ".targets"
-"""Folder among the runs: a file for each run that can be scraped."""
+_GLOB = re.compile(r"[\\\[?]")
+"""Characters with a meaning in a pattern of file_sd; it has no way to name a folder with `*`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,11 +62,7 @@ class Wiring:
     def __post_init__(self) -> None:
         for option, addresses in (("--server", self.servers), ("--exporter", self.exporters)):
             for address in addresses:
-                host, colon, port = address.rpartition(":")
-                if not (host and colon and port.isdecimal() and 0 < int(port) < 1 << 16):
-                    raise ConfigError(
-                        f"{option} must be HOST:PORT", got=address, fix="E.g. 127.0.0.1:8501."
-                    )
+                require_address(address, option=option)
 
     @property
     def scale(self) -> float:
@@ -90,7 +86,8 @@ def prometheus_settings(wiring: Wiring, *, alertmanager: str, prometheus: str) -
     every = wiring.lasting("15s")
     found: dict[str, Any] = {"job_name": "stoker-train"}
     if wiring.runs:
-        files = [f"{folder}/{TARGETS}/*.json" for folder in wiring.runs]
+        folders = [_GLOB.sub(r"\\\g<0>", folder) for folder in wiring.runs]
+        files = [f"{folder}/{FOLDER}/*.json" for folder in folders]
         found["file_sd_configs"] = [{"files": files, "refresh_interval": wiring.lasting("1m")}]
     if wiring.exporters:
         found["http_sd_configs"] = [

@@ -156,12 +156,15 @@ class Models:
         return None if model is None else model.folder_of(version)
 
     def loaded(self) -> dict[Sequence[str], float]:
-        """Model and version -> 1 if it can be called, 0 if it failed to load, for `MODEL_LOADED`."""
+        """Model and version -> 1 if it can be called, 0 if it failed to load, for `MODEL_LOADED`.
+
+        The version is "" for a model that should be served and has no such version, or none but failed ones
+        while another one loads.
+        """
         return {
-            (name, str(version)): float(state is State.AVAILABLE)
+            (name, version): value
             for name, model in sorted(self._by_name.items())
-            for version, state, reason in model.statuses()
-            if state is State.AVAILABLE or (state is State.END and reason)
+            for version, value in _loaded_versions(model).items()
         }
 
     def request_log_of(self, name: str) -> RequestLogConfig | None:
@@ -242,6 +245,17 @@ class Models:
             for version, _, reason in self._by_name[name].statuses() or _NOTHING
         ]
         return f"{len(failed)} servable(s) did not become available: {{{', '.join(said)}}}"
+
+
+def _loaded_versions(model: ModelVersions) -> dict[str, float]:
+    statuses = model.statuses()
+    found = {
+        str(version): float(state is State.AVAILABLE)
+        for version, state, reason in statuses
+        if state is State.AVAILABLE or (state is State.END and reason)
+    }
+    loads = any(state in (State.START, State.LOADING) for _, state, _ in statuses)
+    return found | ({"": 0.0} if not found or (loads and not any(found.values())) else {})
 
 
 _NOTHING = [(0, State.START, "no version in its folder")]

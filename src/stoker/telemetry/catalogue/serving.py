@@ -96,7 +96,7 @@ MODEL_LOADED = _metric(
     kind=Kind.GAUGE,
     unit="",
     labels=("model_name", "version"),
-    help="1 for a version that the scraped worker can call, 0 for one that it failed to load.",
+    help="1 for a version that the scraped worker can call, 0 for one that it failed to load; without a version, 0: the model is not loaded yet.",
 )
 QUEUED_REQUESTS = _metric(
     name="stoker_queued_requests",

@@ -119,7 +119,7 @@ def _result(run: Run, ceiling_s: float) -> TrainResult:
         real_rows=timing.rows / timing.steps,
         input_wait=min(1.0, timing.wait_s / timing.wall_s),
     )
-    run.context.run_time.settle(busy.real_step_s)
+    run.context.run_time.settle(busy.real_step_s, waiting=busy.input_wait)
     last = {catalogue.BUSY_FRACTION.tensorboard: busy.busy_fraction}
     if (goodput := run.context.run_time.goodput) is not None:
         last[catalogue.GOODPUT.tensorboard] = goodput

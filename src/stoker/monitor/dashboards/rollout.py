@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.monitor.boards.parts import Board, Panel, Query, Row, Variable
+from stoker.monitor.dashboards.parts import Dashboard, Panel, Query, Row, Variable
 
 _MODEL = 'model_name=~"$model"'
 
@@ -11,7 +11,7 @@ def _of(expr: str, legend: str) -> tuple[Query, ...]:
     return (Query(expr=expr, legend=legend),)
 
 
-ROLLOUT = Board(
+ROLLOUT = Dashboard(
     uid="stoker-rollout",
     title="Stoker: rollout",
     help="How far has a new version progressed, and is it as good as the previous one?",

@@ -77,8 +77,8 @@ class Row:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Board:
-    """One dashboard."""
+class Dashboard:
+    """One of Grafana's dashboards."""
 
     uid: str
     title: str
@@ -87,12 +87,12 @@ class Board:
     rows: tuple[Row, ...]
 
 
-def built(board: Board) -> dashboard.Dashboard:
-    """Return a board as Grafana's object."""
+def built(described: Dashboard) -> dashboard.Dashboard:
+    """Return a dashboard as Grafana's object."""
     made = (
-        dashboard.Dashboard(board.title)
-        .uid(board.uid)
-        .description(board.help)
+        dashboard.Dashboard(described.title)
+        .uid(described.uid)
+        .description(described.help)
         .tags(["stoker"])
         .editable()
         .timezone("browser")
@@ -102,7 +102,7 @@ def built(board: Board) -> dashboard.Dashboard:
             dashboard.DatasourceVariable("datasource").label("Data source").type("prometheus")
         )
     )
-    for variable in board.variables:
+    for variable in described.variables:
         made.with_variable(_variable(variable))
     made.link(
         dashboard.DashboardLink("Stoker")
@@ -119,7 +119,7 @@ def built(board: Board) -> dashboard.Dashboard:
         .target_blank(True)
     )
     ids = itertools.count(1)
-    for row in board.rows:
+    for row in described.rows:
         made.with_row(dashboard.Row(row.title).id(next(ids)))
         for panel, width in zip(row.stats, _widths(row.stats), strict=True):
             made.with_panel(_stat(panel).id(next(ids)).height(_STAT_HEIGHT).span(width))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.monitor.boards.parts import Board, Panel, Query, Row, Variable
+from stoker.monitor.dashboards.parts import Dashboard, Panel, Query, Row, Variable
 
 _MODEL = 'model_name=~"$model"'
 _VERSION = f'{_MODEL},version=~"$version"'
@@ -12,7 +12,7 @@ def _of(expr: str, legend: str = "{{model_name}}") -> tuple[Query, ...]:
     return (Query(expr=expr, legend=legend),)
 
 
-SERVING = Board(
+SERVING = Dashboard(
     uid="stoker-serving",
     title="Stoker: serving",
     help="Do clients get correct answers in time, and at what cost?",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.monitor.boards.parts import Board, Panel, Query, Row, Variable
+from stoker.monitor.dashboards.parts import Dashboard, Panel, Query, Row, Variable
 
 _GPU = 'instance=~"$node",gpu=~"$gpu"'
 _NAME = "{{instance}} GPU {{gpu}}"
@@ -12,7 +12,7 @@ def _of(expr: str, legend: str = _NAME) -> tuple[Query, ...]:
     return (Query(expr=expr, legend=legend),)
 
 
-GPUS = Board(
+GPUS = Dashboard(
     uid="stoker-gpus",
     title="Stoker: GPUs",
     help="Utilization, users and health of the GPUs, of one node or of the fleet.",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.monitor.boards.parts import Board, Panel, Query, Row, Variable
+from stoker.monitor.dashboards.parts import Dashboard, Panel, Query, Row, Variable
 
 _RUN = 'run=~"$run"'
 
@@ -11,7 +11,7 @@ def _of(expr: str, legend: str = "{{run}}") -> tuple[Query, ...]:
     return (Query(expr=expr, legend=legend),)
 
 
-TRAINING = Board(
+TRAINING = Dashboard(
     uid="stoker-training",
     title="Stoker: training",
     help="Is the device busy, what does it wait for, and does the model learn?",

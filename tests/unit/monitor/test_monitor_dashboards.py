@@ -84,10 +84,9 @@ def test_grafanas_types_accept_the_dashboards_and_refuse_faults(tmp_path: Path) 
 
 def test_the_dashboards_are_as_their_generator_writes_them() -> None:
     pytest.importorskip("grafana_foundation_sdk", reason="needs the extra `grafana`")
-    from stoker.monitor.boards.boards import BOARDS
-    from stoker.monitor.boards.make import text_of
+    from stoker.monitor.dashboards.make import DASHBOARDS, text_of
 
-    assert dashboard_texts() == {f"{board.uid}.json": text_of(board) for board in BOARDS}
+    assert dashboard_texts() == {f"{each.uid}.json": text_of(each) for each in DASHBOARDS}
 
 
 def test_links_lead_to_runbooks_of_alerts_and_to_the_other_dashboards() -> None:
