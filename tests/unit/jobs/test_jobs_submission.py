@@ -13,7 +13,6 @@ import pytest
 
 from stoker.app.experiment import load_experiment, with_absolute_paths
 from stoker.app.submission import JobRequest, prepare_job, prepare_sweep
-from stoker.cli.commands.submit import seconds_of
 from stoker.cli.main import invoke
 from stoker.cluster.processes.identity import identity_of
 from stoker.core.errors import ConfigError, UserError
@@ -297,18 +296,6 @@ def test_a_target_of_the_jobs_own_experiment_is_known_everywhere(
     listed, _ = list_jobs(read_here(tmp_path))
 
     assert [(each.target, each.state.phase) for each in listed] == [("desk", Phase.DONE)]
-
-
-def test_a_time_limit_is_read_as_it_is_said() -> None:
-    assert [seconds_of(text) for text in ("90s", "4h", "1h30m", "1.5d")] == [
-        90,
-        14400,
-        5400,
-        129600,
-    ]
-    for wrong in ("", "4", "h", "0s", "4h ", "-1h", "9999d", "\u0664h", "1h" * 50):
-        with pytest.raises(ConfigError):
-            seconds_of(wrong)
 
 
 @pytest.mark.parametrize(

@@ -158,8 +158,8 @@ def start(
     as_json: AsJson = False,
 ) -> None:
     """Start to move a model's traffic to a version; the servers of the repository follow."""
+    from stoker.core.durations import seconds_of
     from stoker.core.errors import ConfigError
-    from stoker.rollout.state.stages import seconds_of
     from stoker.rollout.state.state import RolloutSettings
     from stoker.rollout.state.user_gates import read_gates
     from stoker.rollout.state.webhook import parse_webhook
@@ -167,17 +167,17 @@ def start(
     settings = RolloutSettings(
         stages=canary,
         key=key,
-        step_time_s=seconds_of(step_time),
+        step_time_s=seconds_of(step_time, name="--step-time"),
         min_requests=min_requests,
-        warm_up_s=seconds_of(warm_up),
-        bake_s=seconds_of(bake),
+        warm_up_s=seconds_of(warm_up, name="--warm-up"),
+        bake_s=seconds_of(bake, name="--bake"),
         max_shift=max_shift,
         allowed_ratio=allowed_ratio,
         shadow_tolerance=shadow_tolerance,
         dry_run=tuple(dry_run or ()),
-        keep_previous_s=seconds_of(keep_previous),
+        keep_previous_s=seconds_of(keep_previous, name="--keep-previous"),
         servers=tuple(server or ()),
-        inconclusive_limit_s=seconds_of(inconclusive_limit),
+        inconclusive_limit_s=seconds_of(inconclusive_limit, name="--inconclusive-limit"),
         strict=strict,
         user_gates=() if gates is None else read_gates(gates),
         webhooks=tuple(parse_webhook(text) for text in webhook or ()),
