@@ -288,7 +288,9 @@ def test_the_list_is_newest_first_and_shows_jobs_that_no_target_knows(
 def test_a_target_without_an_answer_and_a_wrong_one_are_named_and_the_others_listed(
     stoker: Run, experiment: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PATH", str(experiment))  # without Slurm's commands the target does not answer
+    monkeypatch.setenv(
+        "PATH", str(experiment)
+    )  # without Slurm's commands the target does not answer
     targets_file().parent.mkdir(parents=True)
     targets_file().write_text("bad: {provider: locl}\nfar: {provider: slurm}\n")
     _, job, _ = prepare_job(JobRequest(folder=experiment))
