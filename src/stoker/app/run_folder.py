@@ -14,7 +14,6 @@ import fcntl
 import os
 import secrets
 import shutil
-import socket
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import asdict, dataclass, field, replace
@@ -45,6 +44,7 @@ from stoker.core.incarnation import (
     parse_incarnation,
     require_newest,
 )
+from stoker.core.lock_file import owner_line
 from stoker.core.reads.reads import Reads, Snapshot, snapshot
 from stoker.train.checkpoints.identity import Identity, IdentityChange, changes, require_same
 from stoker.train.checkpoints.store import places, read_manifest
@@ -251,6 +251,10 @@ def runs_newest_first(runs_root: Path) -> list[Run]:
     return [Run(path) for path in found]
 
 
+OPEN_S = 300.0
+"""Longest wait for another process that opens a run, seconds: it compares inputs, and may be suspended."""
+
+
 @contextmanager
 def open_run(
     runs_root: Path,
@@ -273,13 +277,16 @@ def open_run(
         The run, and whether it is continued.
 
     Raises:
-        BusyError: another process works on it; names its pid and host.
+        BusyError: another process works on it, or opens a run for longer than `OPEN_S`; names its pid and host.
         ConfigError: no run has the given ID.
         UserError: the run started with other inputs, and the change was not accepted; names the differences.
     """
     with ExitStack() as held:
         fix = "Write elsewhere with --set runs=DIR."
-        with writable(runs_root, what="the runs folder", fix=fix), alone(runs_root / ".lock"):
+        with (
+            writable(runs_root, what="the runs folder", fix=fix),
+            alone(runs_root / ".lock", give_up_s=OPEN_S),
+        ):
             # Under a lock, so that two simultaneous starts do not both create a run.
             sweep(runs_root, "*")
             found = _named(runs_root, resume.run) or _unfinished(runs_root, identity, folder)
@@ -380,7 +387,7 @@ def _locked(run: Run) -> Iterator[None]:
             for left in run.root.glob(".*.partial"):  # it may have files of it open
                 remove(left)
         stream.truncate(0)
-        stream.write(f"pid {os.getpid()} on {socket.gethostname()}\n")
+        stream.write(f"{owner_line()}\n")
         stream.write("".join(own.to_environment().values()) if own else "")
         stream.flush()
         if own is not None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -20,6 +19,7 @@ from typing import Any
 
 from stoker.core.errors import DataError, Plain, UserError
 from stoker.core.incarnation import own_incarnation, require_newest
+from stoker.core.lock_file import take_lock
 
 _READ_BYTES = 1 << 20
 """Bytes read at a time when a file is hashed: large enough to hide the system call."""
@@ -173,13 +173,20 @@ def read_json(path: Path) -> Any:
 
 
 @contextlib.contextmanager
-def alone(lock: Path) -> Iterator[None]:
-    """Wait until no other process holds this lock file; the kernel frees it when its owner dies."""
+def alone(lock: Path, *, give_up_s: float | None = None) -> Iterator[None]:
+    """Wait until no other process holds this lock file; the kernel frees it when its owner dies.
+
+    Args:
+        lock: The file.
+        give_up_s: Longest wait, seconds; None: no limit.
+
+    Raises:
+        BusyError: another process held the lock all this time.
+    """
     with full_disk_is_named(lock):
         lock.parent.mkdir(parents=True, exist_ok=True)
-        stream = lock.open("a")
+        stream = take_lock(lock, give_up_s=give_up_s)
     with stream:
-        fcntl.flock(stream, fcntl.LOCK_EX)
         yield
 
 

@@ -57,7 +57,7 @@ def read_here(folder: Path, runs: Sequence[Path] = ()) -> Here:
         runs: Folders of runs, besides the experiment's.
 
     Raises:
-        ConfigError: the settings of a target are invalid.
+        ConfigError: stoker.yaml or the user's file of targets is not YAML.
     """
     file = folder / EXPERIMENT
     raw: dict[str, Any] = read_yaml(file) if file.is_file() else {}

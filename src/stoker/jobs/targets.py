@@ -29,8 +29,17 @@ class Target:
     settings: Any
     """The settings, an instance of its kind's dataclass."""
 
+    problem: ConfigError | None = None
+    """What is wrong with the target's section; then it has no settings."""
+
     def open(self) -> Provider:
-        """Create the provider, without a request to it."""
+        """Create the provider, without a request to it.
+
+        Raises:
+            ConfigError: the target's section is wrong.
+        """
+        if self.problem is not None:
+            raise self.problem
         return _kind(self.provider, where=f"targets.{self.name}").make(self.name, self.settings)
 
 
@@ -48,7 +57,7 @@ def read_targets(of_experiment: Mapping[str, Any], *, file: Path) -> dict[str, T
         file: That stoker.yaml, for messages.
 
     Raises:
-        ConfigError: a provider or setting is unknown, or a value is invalid; file and line are named.
+        ConfigError: the user's file is not YAML. A wrong section is the `problem` of its target alone.
     """
     found = {LOCAL: _built(LOCAL, {"provider": LOCAL})}
     own = targets_file()
@@ -58,21 +67,27 @@ def read_targets(of_experiment: Mapping[str, Any], *, file: Path) -> dict[str, T
 
 
 def _of_file(section: Mapping[str, Any], file: Path, *, prefix: str) -> dict[str, Target]:
-    try:
-        return {name: _built(f"{prefix}{name}", raw) for name, raw in section.items()}
-    except ConfigError as error:
-        raise located(error, file) from None
+    found = {}
+    for name, raw in section.items():
+        try:
+            found[name] = _built(f"{prefix}{name}", raw)
+        except ConfigError as error:
+            problem = located(error, file)
+            found[name] = Target(name=name, provider="", settings=None, problem=problem)
+    return found
 
 
 def find_target(name: str, targets: Mapping[str, Target]) -> Target:
     """Return the target with a name.
 
     Raises:
-        ConfigError: no target has this name; the nearest is named.
+        ConfigError: no target has this name (the nearest is named), or its section is wrong.
     """
     if name not in targets:
         fix = f"{nearest(name, targets)} Targets are named in {targets_file()} and stoker.yaml."
         raise ConfigError("--on names a target", got=name, fix=fix)
+    if (problem := targets[name].problem) is not None:
+        raise problem
     return targets[name]
 
 

@@ -8,7 +8,6 @@ root/<model>/.version.*.tmp       a push in progress, or one that was killed
 from __future__ import annotations
 
 import contextlib
-import fcntl
 import os
 import re
 import shutil
@@ -20,6 +19,7 @@ from typing import Any
 
 from stoker.core.errors import ConfigError, DataError, Plain, UserError
 from stoker.core.files import (
+    alone,
     full_disk_is_named,
     hash_folder,
     list_files,
@@ -403,6 +403,5 @@ def _write_alias(base: Path, alias: str, version: int) -> None:
 @contextlib.contextmanager
 def _exclusive(base: Path) -> Iterator[None]:
     """Allow one push at a time to a model's folder; the kernel frees the lock of a killed one."""
-    with full_disk_is_named(base), (base / _LOCK).open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with full_disk_is_named(base), alone(base / _LOCK):
         yield

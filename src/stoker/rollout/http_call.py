@@ -24,6 +24,9 @@ _VARIABLE = "env:"
 _HOST = re.compile(r"[A-Za-z0-9._:-]+")
 """A host name, an IPv4 or an IPv6 address."""
 
+_CHARACTERS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&()*+,;=%-]+")
+"""Those of a URL (RFC 3986), without the single quote, which comes from a wrong quotation in a shell or in YAML."""
+
 _SUCCESS = range(200, 300)
 
 
@@ -65,11 +68,12 @@ def check_url(url: str, *, where: str) -> None:
         )
     except ValueError:
         good = False
-    if not good or not url.isascii() or not url.isprintable() or " " in url:
+    if not good or not _CHARACTERS.fullmatch(url):
         raise ConfigError(
-            f"{where} must be a URL",
+            f"{where} must be a URL, without quotes and blanks",
             got=url,
-            fix="Write http://HOST/..., https://HOST/... or env:NAME, a variable of the server's environment.",
+            fix="Write http://HOST/..., https://HOST/... (other characters as %XX) or env:NAME, a variable of the "
+            "server's environment.",
         )
 
 

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 import getpass
 import os
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from stoker.core.git_repository import git_commit
+
 MOST_CHARS = 128
 """Longest value of a label."""
-
-_COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,39 +59,6 @@ def run_info(run: str, experiment: str, *, folder: Path, environ: Mapping[str, s
         cluster=environ.get("STOKER_CLUSTER", ""),
         git_commit=git_commit(folder),
     )
-
-
-def git_commit(folder: Path) -> str:
-    """Return the checked-out commit of a folder's repository, read without git; "" without one."""
-    for place in (folder.resolve(), *folder.resolve().parents):
-        if (place / ".git").exists():
-            try:
-                return _head(place / ".git")
-            except (OSError, ValueError):
-                return ""
-    return ""
-
-
-def _head(git: Path) -> str:
-    if git.is_file():
-        # In a worktree or submodule: `gitdir: PATH`.
-        git = git.parent / git.read_text().removeprefix("gitdir:").strip()
-    head = (git / "HEAD").read_text().strip()
-    if not head.startswith("ref:"):
-        return head if _COMMIT.fullmatch(head) else ""
-    name = head.removeprefix("ref:").strip()
-    shared = git / "commondir"
-    roots = [git] + ([git / shared.read_text().strip()] if shared.is_file() else [])
-    for root in roots:
-        if (root / name).is_file():
-            found = (root / name).read_text().strip()
-            return found if _COMMIT.fullmatch(found) else ""
-    for root in roots:
-        if (root / "packed-refs").is_file():
-            for line in (root / "packed-refs").read_text().splitlines():
-                if line.endswith(f" {name}"):
-                    return line.split()[0]
-    return ""
 
 
 def _user() -> str:

@@ -72,7 +72,7 @@ def disturbed(counting: Counting) -> Disturbed:
         "stopped": ((), {}),
         "cancelled": ((), {}),
     }
-    jobs = {"early": submit_ended_in_login(counting)}
+    jobs = {"early": submit_ended_in_login(counting), "dead": submit_ended_before(counting)}
     jobs |= {
         name: counting.submit(name, str(COUNTS.get(name, END)), *command, **more)
         for name, (command, more) in wanted.items()
@@ -99,6 +99,15 @@ def submit_ended_in_login(counting: Counting) -> Job:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("HOME", str(home))
         return counting.submit("early", str(END))
+
+
+def submit_ended_before(counting: Counting) -> Job:
+    """Submit a job whose script gets TERM before bash has read its first line."""
+    file = counting.runs.parent / "before"  # bash expands its path
+    file.write_text("kill -TERM $$\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("BASH_ENV", str(file))
+        return counting.submit("dead", str(END), secrets=("BASH_ENV",))
 
 
 def test_a_job_says_why_it_waits_and_a_waiting_job_can_be_stopped(counting: Counting) -> None:
@@ -298,6 +307,15 @@ def test_a_signal_during_the_login_of_a_script_is_not_lost(disturbed: Disturbed)
 
     assert state.restarts == 1
     assert "got TERM before the workers began" in disturbed.counting.log(job)
+
+
+def test_a_signal_before_the_first_line_of_a_script_is_the_reason(disturbed: Disturbed) -> None:
+    job, state = disturbed.over("dead")
+
+    assert disturbed.counting.log(job) == "", "it had no first line"
+    assert state.phase is Phase.FAILED
+    assert state.reason.startswith("a signal ended its script, most likely before its first line")
+    assert state.reason.endswith("submit it again: it goes on from its last checkpoint")
 
 
 def test_only_a_preempted_start_waits_for_its_end(disturbed: Disturbed) -> None:

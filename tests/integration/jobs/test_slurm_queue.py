@@ -8,11 +8,12 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 from pathlib import Path
 
 import pytest
 from tests.integration.jobs.conftest import Counting, comments
-from tests.slurm_cluster import wait_until
+from tests.slurm_cluster import NODES, wait_until
 
 from stoker.core.errors import ConfigError
 from stoker.jobs.archive import Archive
@@ -270,3 +271,28 @@ def test_the_accounting_answers_when_the_controller_has_forgotten_the_job(
     never_started(counting, submitted)
     late = counting.submit("late", "3", after=(submitted["again"].id,), resources={"workers": 1})
     assert counting.wait(late, *OVER).phase is Phase.DONE
+
+
+@pytest.mark.soak
+def test_a_job_that_a_killed_controller_has_forgotten_is_submitted_again(
+    counting: Counting, tmp_path: Path
+) -> None:
+    cluster, saved = counting.cluster, tmp_path / "state"
+    cluster.require_accounting()
+    shutil.copytree(cluster.folder / "state", saved)
+    job = counting.submit("forgotten", "30", resources={"workers": 1})
+    counting.wait_for_number(job, 3)
+    cluster.daemons["slurmctld"].send(signal.SIGKILL)
+    cluster.daemons["slurmctld"].end(10.0)
+    # What it saves after some seconds is lost, too, on a slow machine.
+    shutil.rmtree(cluster.folder / "state")
+    shutil.copytree(saved, cluster.folder / "state")
+    cluster.start_controller()
+    wait_until(lambda: cluster.idle() == set(NODES), "idle nodes")
+
+    state = counting.wait(job, Phase.UNKNOWN)
+    assert "submit it again" in state.reason
+    counting.provider(nodes=1).submit(job)
+
+    assert counting.wait(job, *OVER).phase is Phase.DONE
+    counting.require_whole_count(job, 30)

@@ -16,7 +16,13 @@ import grpc
 import numpy as np
 import pytest
 import tensorflow as tf
-from tensorflow_serving.apis import predict_pb2, prediction_service_pb2_grpc
+from grpc_health.v1 import health_pb2, health_pb2_grpc
+from tensorflow_serving.apis import (
+    get_model_status_pb2,
+    model_service_pb2_grpc,
+    predict_pb2,
+    prediction_service_pb2_grpc,
+)
 from tests.integration.serve.conftest import export
 
 from stoker.registry.repository import Repository
@@ -24,6 +30,7 @@ from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.config import ServeConfig
 from stoker.serve.limits import METRICS_PATH, HttpLimits
 from stoker.serve.process.server import Server
+from stoker.serve.servables.servable import State
 
 AskAt = Callable[..., Any]
 HALF = "/v1/models/half:predict"
@@ -192,6 +199,16 @@ def test_too_many_calls_under_way_are_resource_exhausted(
     large.model_spec.name = "half"
     large.inputs["x"].CopyFrom(tf.make_tensor_proto(np.zeros([1 << 13, 1], np.float32)))
     assert refusal(lambda: stub.Predict(large, timeout=60)) == refused
+    with grpc.insecure_channel(f"127.0.0.1:{small.grpc_port}") as channel:
+        question = get_model_status_pb2.GetModelStatusRequest()
+        question.model_spec.name = "half"
+        models = model_service_pb2_grpc.ModelServiceStub(channel)
+        states = models.GetModelStatus(question, timeout=60).model_version_status
+        assert [each.state for each in states] == [State.AVAILABLE]
+        question.model_spec.name = "none"
+        assert refusal(lambda: models.GetModelStatus(question, timeout=60))[0] == "NOT_FOUND"
+        health = health_pb2_grpc.HealthStub(channel)
+        assert health.Check(health_pb2.HealthCheckRequest(), timeout=60).status == 1, "SERVING"
     answer = ask_at(small.rest_port, "/v1/models/words:predict", {"instances": ["cash"]})
     gate.opened.set()
 
@@ -219,6 +236,9 @@ def test_the_latency_of_an_objective_has_the_wait_for_a_thread(
         small._app._threads.submit(free.wait, 60)
     waiting = pool.submit(by_rest, small, ask_at, 2.0)
     wait_for(lambda: small.plane.metrics.requests_without_thread.total() == 1)
+    assert ask_at(small.rest_port, "/v1/models/half").status == 200, (
+        "a health check needs no thread"
+    )
     time.sleep(0.3)  # the wait that has to be counted
     free.set()
 

@@ -212,9 +212,11 @@ def test_too_many_requests_under_way_are_refused_for_now(base: Path, ask_at: Ask
                 time.sleep(0.01)
             answer = ask_at(server.rest_port, HALF, ROW)
             assert (answer.status, answer.headers["retry-after"]) == (503, "1")
-            assert ask_at(server.rest_port, "/livez").status == 200
+            for path in ("/livez", "/v1/models/half", "/v2/models/half/ready"):
+                assert ask_at(server.rest_port, path).status == 200, "health checks are answered"
+            assert ask_at(server.rest_port, "/v1/models/half/metadata").status == 503
             metrics = ask_at(server.rest_port, METRICS_PATH).body
-            refused = 'stoker_request_count{model_name="half",version="",status="UNAVAILABLE"} 1'
+            refused = 'stoker_request_count{model_name="half",version="",status="UNAVAILABLE"} 2'
             assert refused in metrics, "the alerts on failed requests see it"
         while ask_at(server.rest_port, HALF, ROW).status != 200:
             assert time.monotonic() < end_s

@@ -12,7 +12,6 @@ from stoker.app.experiment import Experiment, load_experiment
 from stoker.app.tuning.profiling import _in_time
 from stoker.app.tuning.trials import TRIALS, locked_folder
 from stoker.app.tuning.tuning import _keeps_lock, check
-from stoker.cli.commands.tune import seconds_of
 from stoker.cli.main import invoke
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import BusyError, ConfigError, UserError
@@ -93,21 +92,6 @@ def test_a_profile_is_valid_if_only_its_last_figure_ran_out_of_time(kind: str) -
     else:
         with pytest.raises(TrialFailed):
             _in_time(late)
-
-
-@pytest.mark.parametrize("text", ["99999999999999h", "9" * 400, "400d", "8761h"])
-def test_a_budget_of_more_than_a_year_is_refused(text: str) -> None:
-    with pytest.raises(ConfigError, match="at most a year"):
-        seconds_of(text)
-
-
-def test_a_budget_is_read_in_its_unit() -> None:
-    assert [seconds_of(text) for text in ("90", "90s", "1.5m", "8760h")] == [
-        90,
-        90,
-        90,
-        365 * 86_400,
-    ]
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -119,3 +121,27 @@ def _one_frame(pixels: np.ndarray[Any, Any]) -> cv2.Animation:
     animation = cv2.Animation()
     animation.frames, animation.durations = [pixels], [100]
     return animation
+
+
+IN_A_CONTAINER = """
+mkdir "$1/memory" && echo 3000000 > "$1/memory/memory.limit_in_bytes" && mount --bind "$1" /sys/fs/cgroup
+"$2" -c "
+from pathlib import Path
+from stoker.data.ingest.image_store import free_space
+print(free_space(Path('/tmp')).memory_bytes)
+"
+"""
+
+
+def test_a_containers_limit_of_memory_bounds_the_store(tmp_path: Path) -> None:
+    unshare = ["unshare", "--mount", "--map-root-user"]
+    if subprocess.run([*unshare, "true"], capture_output=True).returncode:
+        pytest.skip("needs a mount namespace of its own")
+
+    done = subprocess.run(
+        [*unshare, "sh", "-c", IN_A_CONTAINER, "sh", str(tmp_path), sys.executable],
+        capture_output=True,
+        text=True,
+    )
+
+    assert done.stdout == "3000000\n", done.stderr

@@ -403,6 +403,6 @@ def test_a_wrong_setting_is_one_line(tmp_path: Path, settings: dict[str, Any], r
     file = tmp_path / "stoker.yaml"
     file.write_text(yaml.safe_dump({"targets": section}))
     with pytest.raises(ConfigError) as error:
-        read_targets(section, file=file)
+        read_targets(section, file=file)["k"].open()
     assert rule in str(error.value)
     assert "\n" not in str(error.value)

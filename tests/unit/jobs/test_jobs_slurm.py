@@ -322,6 +322,7 @@ def test_a_job_whose_script_died_of_an_early_signal_says_what_to_do(tmp_path: Pa
         gpus=0,
         started_s=1.0,
         ended_s=2.0,
+        signal=15,
     )
 
     def state() -> tuple[Phase, str]:
@@ -330,6 +331,22 @@ def test_a_job_whose_script_died_of_an_early_signal_says_what_to_do(tmp_path: Pa
 
     phase, reason = state()
     assert phase is Phase.FAILED
+    assert reason.startswith("a signal ended its script, most likely before its first line")
     assert "submit it again: it goes on from its last checkpoint" in reason
     (tmp_path / "stop").touch()
     assert state() == (Phase.STOPPED, "by stoker stop")
+
+
+@pytest.mark.parametrize("state", ["PENDING", "RUNNING", "REQUEUED"])
+def test_a_job_that_runs_only_in_the_accounting_is_not_taken_for_a_running_one(
+    tmp_path: Path, state: str
+) -> None:
+    """A controller that was killed has forgotten what it had not saved yet."""
+    start = AccountedStart(
+        id="7", name="trip-1", state=state, elapsed_s=1.0, gpus=0, started_s=1.0, ended_s=None
+    )
+
+    found = state_of(tmp_path, None, start)
+
+    assert found.phase is Phase.UNKNOWN
+    assert "submit it again" in found.reason

@@ -13,7 +13,6 @@ import pytest
 
 from stoker.app.experiment import load_experiment, with_absolute_paths
 from stoker.app.submission import JobRequest, prepare_job, prepare_sweep
-from stoker.cli.commands.jobs.submit import seconds_of
 from stoker.cli.main import invoke
 from stoker.cluster.processes.identity import identity_of
 from stoker.core.errors import ConfigError, UserError
@@ -23,7 +22,7 @@ from stoker.jobs.places import Submitted, add_to_index, write_submitted
 from stoker.jobs.provider import Phase
 from stoker.jobs.providers.local.record import LocalRecord, write_record
 from stoker.jobs.submission import submit
-from stoker.jobs.targets import read_targets
+from stoker.jobs.targets import read_targets, targets_file
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -288,6 +287,35 @@ def test_the_list_is_newest_first_and_shows_jobs_that_no_target_knows(
     assert f"logs:         stoker logs {old.id}" in out
 
 
+def test_a_target_without_an_answer_and_a_wrong_one_are_named_and_the_others_listed(
+    stoker: Run, experiment: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(
+        "PATH", str(experiment)
+    )  # without Slurm's commands the target does not answer
+    targets_file().parent.mkdir(parents=True)
+    targets_file().write_text("bad: {provider: locl}\nfar: {provider: slurm}\n")
+    _, job, _ = prepare_job(JobRequest(folder=experiment))
+    running(job, phase=Phase.DONE)
+    lost = replace(job, command=("run",))
+    running(lost, target="far")
+
+    code, out, err = stoker("jobs", "--json")
+
+    assert code == 2
+    rows = {row["id"]: row for row in json.loads(out)}
+    assert rows[job.id]["phase"] == "done"
+    assert rows[lost.id]["phase"] == "unknown"
+    silent, wrong = sorted(err.splitlines(), reverse=True)
+    assert silent == f"stoker: target far: {rows[lost.id]['reason']}"
+    assert "bad.provider names a kind of target. Received: 'locl'" in wrong
+    code, out, _ = stoker("jobs")
+    assert (code, job.id in out, lost.id in out) == (2, True, True)
+    assert stoker("jobs", "show", job.id)[0] == 0
+    code, _, err = stoker("submit", ".", "--on", "bad")
+    assert (code, err.count("\n"), f"{targets_file()}, line 1" in err) == (2, 1, True)
+
+
 def test_a_target_of_the_jobs_own_experiment_is_known_everywhere(
     experiment: Path, tmp_path: Path
 ) -> None:
@@ -299,18 +327,6 @@ def test_a_target_of_the_jobs_own_experiment_is_known_everywhere(
     listed, _ = list_jobs(read_here(tmp_path))
 
     assert [(each.target, each.state.phase) for each in listed] == [("desk", Phase.DONE)]
-
-
-def test_a_time_limit_is_read_as_it_is_said() -> None:
-    assert [seconds_of(text) for text in ("90s", "4h", "1h30m", "1.5d")] == [
-        90,
-        14400,
-        5400,
-        129600,
-    ]
-    for wrong in ("", "4", "h", "0s", "4h ", "-1h", "9999d", "\u0664h", "1h" * 50):
-        with pytest.raises(ConfigError):
-            seconds_of(wrong)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ def read(of_user: str = "", **of_experiment: Any) -> dict[str, Target]:
 
 def line(of_user: str) -> str:
     with pytest.raises(ConfigError) as caught:
-        read(of_user)
+        find_target("a", read(of_user))
     return caught.value.line()
 
 
@@ -67,11 +67,15 @@ def test_an_unknown_target_names_the_nearest() -> None:
     ],
 )  # fmt: skip
 def test_a_wrong_target_is_one_line_with_file_and_key(text: str, said: str) -> None:
-    assert said in line(text)
-    assert "targets.yaml" in line_again()
+    found = line(text)
+
+    assert said in found
+    assert "targets.yaml" in found
 
 
-def line_again() -> str:
-    with pytest.raises(ConfigError) as caught:
-        read_targets({}, file=Path("stoker.yaml"))
-    return caught.value.line()
+def test_a_wrong_target_leaves_the_others_usable() -> None:
+    targets = read("a: 1\nb: {provider: local}\n")
+
+    assert find_target("b", targets).open() is not None
+    with pytest.raises(ConfigError, match="line 1: a must be a section"):
+        targets["a"].open()

@@ -126,8 +126,18 @@ def test_a_missing_server_and_an_unset_variable_give_no_answer(
         "env:a-b",
         'http://a"b/',
         "http://a/é",
+        'http://a/"b"',
+        "http://a/?'b'",
+        "http://a/b ",
+        'http://"u"@a/',
+        "http://a/\\",
+        "http://a/<b>",
     ],
 )
 def test_what_is_no_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="The hook must be a URL"):
         check_url(url, where="The hook")
+
+
+def test_a_url_with_a_user_a_query_and_escapes_is_accepted() -> None:
+    check_url("https://u:p%22@[::1]:80/a;b/(c)?d=%20&e=1,2#f", where="The hook")

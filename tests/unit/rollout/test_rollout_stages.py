@@ -11,7 +11,7 @@ from stoker.rollout.state.stages import Stage, parse_stages
 
 
 def test_each_form_of_a_stage() -> None:
-    assert parse_stages("header=x-canary:5m, 1, 10%:20m, pause, 50:2h, 100") == (
+    assert parse_stages("header=x-canary:5m, 1, 10%:20m, pause, 50:1h60m, 100") == (
         Stage(header="x-canary", time_s=300),
         Stage(share=0.01),
         Stage(share=0.1, time_s=1_200),

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from stoker.core.git_repository import git_commit
 from stoker.telemetry.catalogue import training as catalogue
-from stoker.telemetry.run_info import RunInfo, git_commit, run_info
+from stoker.telemetry.run_info import RunInfo, run_info
 from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.wall_time import WallTime
 from stoker.telemetry.writers.live import MOST_NAMES, MOST_WAITING, LiveMetrics, Sources

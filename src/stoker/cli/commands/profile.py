@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from stoker.cli.commands.tune import Budget, seconds_of
+from stoker.cli.commands.tune import Budget, budget_of
 from stoker.cli.options import AsJson, ExperimentFolder, Gpus, Overrides, use_gpus
 from stoker.cli.output import print_result, tolerant
 from stoker.core.errors import Plain, UserError
@@ -74,7 +74,7 @@ def profile(
     from stoker.app.tuning.profiling import profile as run_profile
     from stoker.cli.progress import ConsoleListener
 
-    budget_s = seconds_of(budget)
+    budget_s = budget_of(budget)
     loaded = load_tuned(experiment, overrides=overrides)
     with ConsoleListener(loaded.lock_note) as listener:
         found = run_profile(

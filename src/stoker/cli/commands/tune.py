@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -13,12 +12,11 @@ import typer
 
 from stoker.cli.options import AsJson, ExperimentFolder, Gpus, Overrides, use_gpus
 from stoker.cli.output import print_result, tolerant
-from stoker.core.errors import EXIT_CHECK, ConfigError
+from stoker.core.durations import seconds_of
+from stoker.core.errors import EXIT_CHECK
 
 if TYPE_CHECKING:
     from stoker.app.tuning.tuning import Check, Tuning
-
-_UNITS = {"": 1.0, "s": 1.0, "m": 60.0, "h": 3600.0}
 
 Budget = Annotated[
     str,
@@ -58,7 +56,7 @@ def tune(
     Each setting is measured in a new process, alternating with the current settings. A lever that
     changes numbers is kept only if the loss curve differs no more than between seeds.
     """
-    budget_s = seconds_of(budget)
+    budget_s = budget_of(budget)
     use_gpus(gpus)
     if check:
         _check(experiment, overrides, as_json=as_json)
@@ -91,25 +89,14 @@ def tune(
         _print(tuning)
 
 
-LONGEST_S = 365 * 86_400.0
-"""Longest budget: clocks of operating systems cover only some years."""
-
-
-def seconds_of(text: str) -> float:
-    """Return a duration in seconds: `90`, `90s`, `10m`, `1h`.
+def budget_of(text: str) -> float:
+    """Return a budget in seconds; a number without a unit is seconds.
 
     Raises:
-        ConfigError: the text is not a duration above 0.
+        ConfigError: the text is not a duration of at least a second.
     """
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*(s|m|h|)", text.strip())
-    seconds = 0.0 if found is None else float(found[1]) * _UNITS[found[2]]
-    if not 0 < seconds <= LONGEST_S:
-        raise ConfigError(
-            "--budget must be a duration above 0, and at most a year",
-            got=text,
-            fix="E.g. 90s, 10m or 1h.",
-        )
-    return seconds
+    text = text.strip()
+    return seconds_of(text + "s" * text.isdecimal(), name="--budget", least_s=1.0)
 
 
 def _check(folder: Path, overrides: list[str], *, as_json: bool) -> None:

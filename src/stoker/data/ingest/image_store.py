@@ -8,7 +8,6 @@ keep the original bytes: the model is judged on what it will be served.
 from __future__ import annotations
 
 import math
-import os
 import shutil
 import struct
 from collections.abc import Mapping, Sequence
@@ -22,6 +21,7 @@ import pyarrow as pa
 import simplejpeg
 from numpy.typing import NDArray
 
+from stoker.cluster.limits import usable_memory
 from stoker.core.errors import ConfigError
 from stoker.data.columns import Column
 from stoker.data.sources.config import ImagesConfig, ImageStore
@@ -51,7 +51,7 @@ class Space:
     """The memory and disk space available for a store."""
 
     memory_bytes: int
-    """Memory of this machine."""
+    """Memory of this machine, or of its container if less."""
 
     free_disk_bytes: int
     """Free space on the disk of the dataset's folder."""
@@ -247,9 +247,8 @@ def image_facts(table: pa.Table, columns: Sequence[Column], *, images: int) -> I
 
 
 def free_space(folder: Path) -> Space:
-    """Return the memory of this machine, and the free space on the disk that holds `folder`."""
-    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return Space(memory_bytes=memory, free_disk_bytes=shutil.disk_usage(folder).free)
+    """Return the memory that this process may use, and the free space on the disk that holds `folder`."""
+    return Space(memory_bytes=usable_memory(), free_disk_bytes=shutil.disk_usage(folder).free)
 
 
 # OpenCV prints errors of damaged images; our error reports them already.

@@ -6,15 +6,14 @@ import itertools
 import re
 from dataclasses import dataclass
 
+from stoker.core.durations import DURATION, seconds_of
 from stoker.core.errors import ConfigError
 
-_UNITS_S = {"s": 1.0, "m": 60.0, "h": 3_600.0, "d": 86_400.0}
 _NUMBER = r"\d+(?:\.\d+)?"
-_TIME = rf"(?P<number>{_NUMBER})(?P<unit>[smhd])"
-_DURATION = re.compile(_TIME)
 _STAGE = re.compile(
     rf"(?:(?P<share>{_NUMBER})%?|(?P<shadow>shadow)(?:=(?P<copied>{_NUMBER})%?)?"
-    rf"|header=(?P<header>[A-Za-z0-9!#$&'*+.^_`|~-]+))(?::{_TIME})?"
+    rf"|header=(?P<header>[A-Za-z0-9!#$&'*+.^_`|~-]+))(?::(?P<time>{DURATION}))?",
+    re.ASCII,
 )
 SMALLEST_SHARE = 1e-4
 """26 of the 262,144 buckets of keys: with fewer, a version may get none at all."""
@@ -72,7 +71,9 @@ def parse_stages(text: str) -> tuple[Stage, ...]:
                 share=float(found["share"] or 0) / 100.0,
                 header=found["header"] or "",
                 shadow=float(found["copied"] or 100) / 100.0 if found["shadow"] else 0.0,
-                time_s=_seconds(found) if found["number"] else None,
+                time_s=seconds_of(found["time"], name="The time of a stage")
+                if found["time"]
+                else None,
             )
             stages.append(stage)
     _check_order(stages, text)
@@ -90,21 +91,3 @@ def _check_order(stages: list[Stage], text: str) -> None:
     )
     if not rises or not named or stages[-1].waits or shares[-1] != 1.0:
         raise ConfigError("The stages of a rollout must rise to 100 %", got=text, fix=_FIX)
-
-
-def _seconds(found: re.Match[str]) -> float:
-    return float(found["number"]) * _UNITS_S[found["unit"]]
-
-
-def seconds_of(text: str) -> float:
-    """Convert `30s`, `5m`, `2h` or `1d` to seconds.
-
-    Raises:
-        ConfigError: the text has another form.
-    """
-    found = _DURATION.fullmatch(text.strip())
-    if found is None:
-        raise ConfigError(
-            "A duration must be a number with its unit", got=text, fix="Write 30s, 5m, 2h or 1d."
-        )
-    return _seconds(found)

@@ -111,6 +111,13 @@ _PREDICTION_SERVICE = {
 }
 _MODEL_SERVICE = {"GetModelStatus": _status, "HandleReloadConfigRequest": _reload}
 
+_HEALTH_METHODS = (
+    "/tensorflow.serving.ModelService/GetModelStatus",
+    "/grpc.health.v1.Health/Check",
+    *(f"/{v2.SERVICE}/{name}" for name in ("ServerLive", "ServerReady", "ModelReady")),
+)
+"""Methods of health checks. They read a few fields, so an overloaded server answers them."""
+
 
 def _count_refused(plane: DataPlane, message: Any) -> None:
     """Count a call that the server had no capacity for, by the model that its message names."""
@@ -144,7 +151,7 @@ class GrpcOptions:
     """Threads for handlers."""
 
     max_in_flight: int = 1024
-    """Most concurrent calls; another gets RESOURCE_EXHAUSTED."""
+    """Most concurrent calls; another gets RESOURCE_EXHAUSTED, unless it is a health check."""
 
     max_held_bytes: int = 512 << 20
     """Most bytes of messages held at once; another call gets RESOURCE_EXHAUSTED."""
@@ -197,6 +204,7 @@ def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> 
         ),
         server,
     )
+    server.answer_in_loop(*_HEALTH_METHODS)
     server.answer_inline(PREDICT, InlineGrpcPredict(plane, calls).answer)
     model_service_pb2_grpc.add_ModelServiceServicer_to_server(
         _servicer(model_service_pb2_grpc.ModelServiceServicer, plane, calls, _MODEL_SERVICE), server

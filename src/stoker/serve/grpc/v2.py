@@ -23,6 +23,7 @@ from stoker.serve.grpc.descriptions import OPEN_INFERENCE
 from stoker.serve.tensor_bytes import DTYPES, checked_shape, from_bytes, to_bytes
 
 _MESSAGES = OPEN_INFERENCE.messages
+SERVICE = OPEN_INFERENCE.service
 
 _CONTENTS = {
     "bool": "bool_contents",
@@ -51,9 +52,7 @@ def add_service(plane: DataPlane, calls: Calls, server: grpc.Server) -> None:
         )
         for name, answer in _ANSWERS.items()
     }
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(OPEN_INFERENCE.service, handlers),)
-    )
+    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler(SERVICE, handlers),))
 
 
 def _live(_plane: DataPlane, _request: Any, _deadline: Deadline) -> Any:

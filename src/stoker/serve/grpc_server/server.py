@@ -73,6 +73,7 @@ class GrpcServer:
         self._generic: list[Any] = []
         self._handlers: dict[str, Any] = {}  # method -> its handler
         self._inline: dict[str, InlineAnswer] = {}
+        self._in_loop: set[str] = set()  # methods whose handlers run in the event loop
         self._refused: Callable[[Any], None] = lambda _: None
         self._sockets: list[socket.socket] = []
         self._thread = threading.Thread(target=self._run, name="stoker-grpc-loop", daemon=True)
@@ -103,6 +104,10 @@ class GrpcServer:
             answer: Answers them.
         """
         self._inline[method] = answer
+
+    def answer_in_loop(self, *methods: str) -> None:
+        """Run the handlers of methods in the event loop, also above the limit of calls; none of them may wait."""
+        self._in_loop.update(methods)
 
     def when_refused(self, count: Callable[[Any], None]) -> None:
         """Set the function that gets the message of each refused call; None: it cannot be read, or is compressed."""
@@ -302,12 +307,16 @@ class GrpcServer:
             return [None] * len(calls)
 
     def work(self, call: ServerCall, message: Any) -> None:
-        """Answer a call in a thread.
+        """Answer a call in a thread; one of a quick method in the event loop.
 
         Args:
             call: The call.
             message: Its message, as received or parsed.
         """
+        if call.headers.path in self._in_loop:
+            self._in_flight += 1
+            self._work(call, message)
+            return
         if self._in_flight >= self.limits.in_flight:
             call.end(Code.RESOURCE_EXHAUSTED, "Concurrent RPC limit exceeded!")
             self._refused(_small(call, message))

@@ -11,6 +11,7 @@ import dataclasses
 import functools
 import json
 import logging
+import re
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from typing import Any
@@ -70,7 +71,7 @@ class RestOptions:
     """Most bytes of bodies held at once, of all requests together."""
 
     max_in_flight: int = 1024
-    """Most concurrent requests; another gets 503."""
+    """Most concurrent requests; another gets 503, unless it is a health check."""
 
     timeout_s: float = 30.0
     """Longest time that a request waits for its model, seconds."""
@@ -171,6 +172,9 @@ class RestApp:
             interface = functools.partial(answered_by, extra, who=state.key)
         if interface is None:
             return Answer(status=404, body="", content_type="text/plain")
+        if role is None and method == "GET" and _HEALTH_PATH.fullmatch(path):
+            # In the loop: requests that wait for a thread must not make the server look dead.
+            return self._api_answer(scope, (b"", ""), state, interface)
         if self._in_flight > self.options.max_in_flight:
             raise HttpError(503, "too many concurrent requests")
         packed = header(scope, b"content-encoding").lower()
@@ -345,6 +349,12 @@ PROBES: dict[str, Callable[[DataPlane], Answer]] = {
 }
 """Path of a liveness or readiness probe -> its answer; probes need no key."""
 
+
+_HEALTH_PATH = re.compile(
+    r"/v1/models/[^/:]+(?:/versions/\d+|/labels/[^/:]+)?|/v2/models/[^/]+(?:/versions/[^/]+)?/ready/?",
+    re.IGNORECASE | re.ASCII,
+)
+"""Paths of a model's status and readiness. TensorFlow Serving has no limit of requests that refuses them."""
 
 Interface = Callable[[DataPlane, HttpRequest], Answer]
 

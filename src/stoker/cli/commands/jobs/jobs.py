@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.commands.jobs.shown import print_jobs, show_job, show_sweep
+from stoker.cli.commands.jobs.shown import exit_with, print_jobs, show_job, show_sweep
 from stoker.cli.commands.monitor import Port, open_tensorboard
 from stoker.cli.options import AsJson
 from stoker.cli.output import print_result
@@ -54,7 +54,7 @@ app = typer.Typer(
 
 @app.callback()
 def list_(context: typer.Context, runs: RunsFolders = None, as_json: AsJson = False) -> None:
-    """List all jobs, the newest first."""
+    """List all jobs, the newest first; exit 2 if a target does not answer."""
     if context.invoked_subcommand is not None:
         return
     from stoker.jobs.overview import list_jobs
@@ -67,9 +67,9 @@ def list_(context: typer.Context, runs: RunsFolders = None, as_json: AsJson = Fa
         print_result(json.dumps(rows, indent=1))
     else:
         found, problems = list_with_sweeps(here)
-        print_jobs(found)
-    for problem in problems:
-        typer.echo(f"stoker: {problem}", err=True)
+        if found or not problems:
+            print_jobs(found)
+    exit_with(problems)
 
 
 @app.command()

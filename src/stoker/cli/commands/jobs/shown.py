@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from stoker.cli.output import print_result
+from stoker.core.errors import EXIT_USER
 
 if TYPE_CHECKING:
     from stoker.app.job_run import JobRun
@@ -74,8 +75,19 @@ def show_sweep(sweep: Sweep, here: Here, *, as_json: bool) -> None:
     from stoker.jobs.sweep_overview import state_of_sweep
 
     found, problems = state_of_sweep(sweep, here)
+    _print_sweep(sweep, found, as_json=as_json)
+    exit_with(problems)
+
+
+def exit_with(problems: Sequence[str]) -> None:
+    """Print a line for each target without an answer; then what was printed is incomplete, and the exit code is 2."""
     for problem in problems:
         typer.echo(f"stoker: {problem}", err=True)
+    if problems:
+        raise typer.Exit(EXIT_USER)
+
+
+def _print_sweep(sweep: Sweep, found: SweepState, *, as_json: bool) -> None:
     if as_json:
         rows = [
             asdict(element) | {"state": asdict(known.state) if known else None}

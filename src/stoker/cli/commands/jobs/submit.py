@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 from dataclasses import asdict
 from enum import StrEnum
 from pathlib import Path
@@ -14,18 +13,12 @@ import typer
 from stoker.cli.commands.jobs.sweep import SweepOrder, submit_sweep
 from stoker.cli.options import AsJson, ExperimentFolder, Overrides
 from stoker.cli.output import print_result
+from stoker.core.durations import seconds_of
 from stoker.core.errors import ConfigError
 
 if TYPE_CHECKING:
     from stoker.jobs.archive import Archive
     from stoker.jobs.job import Job
-
-_UNIT_S = {"s": 1, "m": 60, "h": 3600, "d": 86400}
-_DURATION = re.compile(r"(?:\d+(?:\.\d+)?[smhd])+", re.ASCII)
-_PART = re.compile(r"(\d+(?:\.\d+)?)([smhd])", re.ASCII)
-
-LONGEST_S = 366 * 86400.0
-"""A longer time limit is certainly a typing error."""
 
 LEAST_GIB, MOST_GIB = 0.125, 65536
 """Less memory is not enough for Python with TensorFlow, and more is bytes or MiB by mistake."""
@@ -144,7 +137,9 @@ def submit(
             gpus=gpus,
             cpus=cpus,
             memory_gib=None if memory_gib is None else plausible_gib(memory_gib),
-            time_limit_s=None if time_limit is None else seconds_of(time_limit),
+            time_limit_s=None
+            if time_limit is None
+            else seconds_of(time_limit, name="--time-limit", least_s=1.0),
         ),
         secrets=secrets or (),
         labels=labels or (),
@@ -177,23 +172,6 @@ def submit(
     if receipt.state.phase is Phase.RUNNING and receipt.state.reason:
         print_result(f"it is running: {receipt.state.reason}")
     print_result(f"logs: stoker logs -f {job.id}; end it: stoker stop {job.id}")
-
-
-def seconds_of(text: str) -> float:
-    """Return the seconds of a time limit.
-
-    Raises:
-        ConfigError: the text is not a duration above 0 and below a year.
-    """
-    found = _PART.findall(text) if _DURATION.fullmatch(text) and len(text) <= 40 else []
-    total_s = sum(float(number) * _UNIT_S[unit] for number, unit in found)
-    if not 0 < total_s <= LONGEST_S:
-        raise ConfigError(
-            "--time-limit must be a duration above 0, and at most a year",
-            got=text,
-            fix="E.g. 30m, 4h or 1h30m.",
-        )
-    return total_s
 
 
 def plausible_gib(memory_gib: float) -> float:

@@ -101,7 +101,7 @@ def start(
             "--keep-previous", help="Time after 100 % during which the baseline stays loaded."
         ),
     ] = "30m",
-    server_memory: rollout_ab.ServerMemory = 0.0,
+    server_memory: ab.ServerMemory = 0.0,
     server: Annotated[
         list[str] | None,
         typer.Option(
@@ -150,7 +150,7 @@ def start(
 ) -> None:
     """Start to move a model's traffic to a version; the servers of the repository follow."""
     from stoker.app.import_tensorflow import import_tensorflow
-    from stoker.rollout.state.stages import seconds_of
+    from stoker.core.durations import seconds_of
     from stoker.rollout.state.state import RolloutSettings
     from stoker.rollout.state.user_gates import read_gates
     from stoker.rollout.state.webhook import parse_webhook
@@ -158,23 +158,23 @@ def start(
     settings = RolloutSettings(
         stages=canary,
         key=key,
-        step_time_s=seconds_of(step_time),
+        step_time_s=seconds_of(step_time, name="--step-time"),
         min_requests=min_requests,
-        warm_up_s=seconds_of(warm_up),
-        bake_s=seconds_of(bake),
+        warm_up_s=seconds_of(warm_up, name="--warm-up"),
+        bake_s=seconds_of(bake, name="--bake"),
         max_shift=max_shift,
         allowed_ratio=allowed_ratio,
         shadow_tolerance=shadow_tolerance,
         dry_run=tuple(dry_run or ()),
-        keep_previous_s=seconds_of(keep_previous),
+        keep_previous_s=seconds_of(keep_previous, name="--keep-previous"),
         servers=tuple(server or ()),
-        inconclusive_limit_s=seconds_of(inconclusive_limit),
+        inconclusive_limit_s=seconds_of(inconclusive_limit, name="--inconclusive-limit"),
         strict=strict,
         user_gates=() if gates is None else read_gates(gates),
         webhooks=tuple(parse_webhook(text) for text in webhook or ()),
         notify=tuple(notify or ()),
     )
-    memory = rollout_ab.server_bytes(server_memory)
+    memory = ab.server_bytes(server_memory)
     rollouts = _open(models, model, gate_folder=None if gates is None else gates.parent)
     import_tensorflow()
     begun = rollouts.start(

@@ -52,6 +52,9 @@ class AccountedStart:
     started_s: float | None
     ended_s: float | None
 
+    signal: int = 0
+    """Number of the signal that ended its script; 0: none."""
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeGroup:
@@ -135,7 +138,7 @@ class Slurm:
         Args:
             ids: Numbers of jobs in Slurm.
         """
-        fields = "JobID,JobName,State,ElapsedRaw,AllocTRES,Start,End"
+        fields = "JobID,JobName,State,ElapsedRaw,AllocTRES,Start,End,ExitCode"
         arguments = ["--duplicates", "--allocations", "--noheader", "--parsable2"]
         chosen = [f"--jobs={','.join(ids)}", f"--delimiter={SEPARATOR}", f"--format={fields}"]
         try:
@@ -214,7 +217,8 @@ def _queued(fields: list[str]) -> QueuedJob:
 
 
 def _accounted(fields: list[str]) -> AccountedStart:
-    number, name, state, elapsed, tres, started, ended = fields
+    number, name, state, elapsed, tres, started, ended, code = fields
+    ended_by = code.partition(":")[2]
     return AccountedStart(
         id=number,
         name=name,
@@ -223,6 +227,7 @@ def _accounted(fields: list[str]) -> AccountedStart:
         gpus=_gpus_of_tres(tres),
         started_s=_time(started),
         ended_s=_time(ended),
+        signal=int(ended_by) if ended_by.isdecimal() else 0,
     )
 
 

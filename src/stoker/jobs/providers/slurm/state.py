@@ -20,12 +20,23 @@ BY_SCANCEL = "by scancel"
 BEFORE_FAILED = "a job that must be done before it has failed or was stopped"
 """Reason of a job that Slurm has canceled because of a predecessor, if nothing more is known."""
 
+FORGOTTEN = (
+    "Slurm does not know it any more, and its folder does not say how it ended; "
+    "submit it again: it goes on from its last checkpoint"
+)
+"""Reason of a job that the controller has lost, or whose script was cut off."""
+
 NEVER = "DependencyNeverSatisfied"
 """Slurm's reason for a job that it cancels because a predecessor has failed."""
 
+SIGNALED = "SIGNALED"
+"""What we call the state of a failed job whose script was ended by a signal."""
+
 _ENDS = {
-    "FAILED": "its folder could not be written (a full disk), or a signal or a line of the target's setup ended its script; "
+    "FAILED": "its folder could not be written (a full disk), or a line of the target's setup ended its script; "
     "see logs/slurm.log, then submit it again: it goes on from its last checkpoint",
+    SIGNALED: "a signal ended its script, most likely before its first line, as later ones are caught; "
+    "submit it again: it goes on from its last checkpoint",
     "OUT_OF_MEMORY": "a worker used more memory than the job's limit; submit it with more: --memory GIB",
     "TIMEOUT": "the time limit came before the workers had saved; raise grace_s of the target",
     "DEADLINE": "its deadline has passed",
@@ -91,7 +102,7 @@ def known_state(
     if not is_of_array(submitted.scheduler_id):  # a task has the name of its sweep
         starts = [each for each in starts if each.name == slurm_name(job_id)]
     last = starts[-1] if starts else None
-    phase, reason = _phase(place, queued.state if queued else last.state if last else None, count)
+    phase, reason = _phase(place, _state(queued, last), count)
     if queued is not None and queued.reason == NEVER and phase is Phase.STOPPED and not count:
         phase, reason = Phase.FAILED, BEFORE_FAILED
     if queued is not None and phase in (Phase.WAITING, Phase.RESTARTING):
@@ -112,6 +123,18 @@ def known_state(
         nodes=(queued.nodes,) if queued and queued.nodes and not waits else (),
         gpu_seconds=_gpu_seconds(starts),
     )
+
+
+def _state(queued: QueuedJob | None, last: AccountedStart | None) -> str | None:
+    """State in Slurm, `SIGNALED` where a signal ended the script; None: Slurm has forgotten the job."""
+    if queued is None:
+        # The controller knows all jobs that wait or run, unless it was killed before it had saved them.
+        if last is None or is_live(last.state):
+            return None
+        return SIGNALED if last.state == "FAILED" and last.signal else last.state
+    # Slurm 22.05 says JobLaunchFailure, later ones RaisedSignal:15(Terminated).
+    by_signal = queued.reason.startswith(("JobLaunchFailure", "RaisedSignal"))
+    return SIGNALED if queued.state == "FAILED" and by_signal else queued.state
 
 
 def _gpu_seconds(starts: Sequence[AccountedStart]) -> float | None:
@@ -139,10 +162,7 @@ def _phase(place: Path, state: str | None, starts: int) -> tuple[Phase, str]:
     if state == "COMPLETED":
         return Phase.FAILED, "its script ended before the workers; see logs/slurm.log"
     if state is None:
-        return (
-            Phase.UNKNOWN,
-            "Slurm does not know it any more, and its folder does not say how it ended",
-        )
+        return Phase.UNKNOWN, FORGOTTEN
     return Phase.FAILED, _ENDS.get(state, f"Slurm calls it {state}; see logs/slurm.log")
 
 

@@ -15,7 +15,8 @@ from packaging.utils import InvalidWheelFilename, canonicalize_name, parse_wheel
 
 import stoker
 from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.jobs.lock_files import LOCKS, PROJECT_LOCK, find_lock, up_to_repository
+from stoker.core.git_repository import up_to_repository
+from stoker.jobs.lock_files import LOCKS, PROJECT_LOCK, find_lock
 
 _DIGITS = 16
 _FIX = "Make it so: uv pip compile --generate-hashes -o requirements.lock requirements.in"
