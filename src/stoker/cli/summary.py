@@ -19,7 +19,7 @@ from stoker.app.context import EvaluateResult, IngestResult, StageResults, Train
 from stoker.app.dry_run import DryRunResult, Steps
 from stoker.app.experiment import Experiment
 from stoker.app.smoke_test import SmokeTest
-from stoker.cli.progress import goodput_line
+from stoker.cli.progress import counted, goodput_line
 from stoker.evaluate.metrics import is_of_label
 from stoker.measure.findings import shown_busy, shown_mfu
 from stoker.measure.kernel_class import LABELS
@@ -119,11 +119,13 @@ def _wrote(stage: str, results: StageResults) -> str:
             return _ingested(results["ingest"])
         case "analyze":
             found = len(results["analyze"]["anomalies"])
-            return f"statistics, schema, report; {found} anomalies"
+            return (
+                f"statistics, schema, report; {'1 anomaly' if found == 1 else f'{found} anomalies'}"
+            )
         case "transform":
             transform = results["transform"]
             columns, features = transform["serving_columns"], transform["features"]
-            return f"{len(columns)} raw columns -> {len(features)} features"
+            return f"{counted(len(columns), 'raw column')} -> {counted(len(features), 'feature')}"
         case "train":
             train = results["train"]
             return (
@@ -135,21 +137,21 @@ def _wrote(stage: str, results: StageResults) -> str:
             signatures, rows = len(export["signatures"]), export["vetted_rows"]
             return f"SavedModel, {signatures} signatures, {rows} rows checked"
         case "evaluate":
-            return f"evaluation of {results['evaluate']['rows']:,} rows, report"
+            return f"evaluation of {counted(results['evaluate']['rows'], 'row')}, report"
         case "push":
             return f"version {results['push']['version']}"
         case _:
             serve = results["serve"]
-            return f"{serve['rows']} rows answered by version {serve['version']}"
+            return f"{counted(serve['rows'], 'row')} answered by version {serve['version']}"
 
 
 def _ingested(ingest: IngestResult) -> str:
     if not ingest["rows"]:
         return f"{ingest['columns']} tensors of your own dataset; nothing copied"
     rows = ", ".join(f"{count:,} {split}" for split, count in ingest["rows"].items())
-    bad = f", {ingest['bad_rows']} bad rows left out" if ingest["bad_rows"] else ""
+    bad = f", {counted(ingest['bad_rows'], 'bad row')} left out" if ingest["bad_rows"] else ""
     dropped = ingest.get("copies_dropped")
-    copies = f", {dropped:,} copies left out" if dropped else ""
+    copies = f", {counted(dropped, 'copied row')} left out" if dropped else ""
     return f"{rows} rows{bad}{copies}"
 
 

@@ -24,7 +24,10 @@ def init(
     label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
     name: Annotated[str | None, typer.Option(help="Name of the experiment.")] = None,
 ) -> None:
-    """Write stoker.yaml and model.py for your data, ready for `stoker run`."""
+    """Write stoker.yaml and model.py for your data.
+
+    `stoker run` takes them as they are; change in them what you like.
+    """
     from stoker.scaffold import default_name, write_experiment
 
     target = folder or Path(name or default_name(source))

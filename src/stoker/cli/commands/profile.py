@@ -59,9 +59,9 @@ def profile(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure and explain one training: utilization, where the time of a step goes, what to change.
+    """Measure one training and explain where its time goes.
 
-    `stoker profile -- python train.py` does the same for a script without Stoker.
+    The report says how busy the device is, and what to change. `stoker profile -- python train.py` does the same for a script without Stoker.
     """
     command = context.meta.get(_COMMAND)
     _require_fitting(context, of_a_script=command is not None)
