@@ -225,8 +225,9 @@ def _folder_label(seen: SourceDescription, wanted: str | None) -> Label:
 def _note(label: Label, seen: SourceDescription) -> str:
     kind = f"{label.classes} classes" if label.classes else "a number"
     choose = "" if seen.format == "images" else " Choose another with --label COLUMN."
-    lacking = f" {label.missing:,} rows have none and are left out." if label.missing else ""
-    bad = f" {seen.bad:,} records cannot be read: see max_bad_rows." if seen.bad else ""
+    lacking = f" {label.missing:,} rows have no label and are left out." if label.missing else ""
+    records = "1 record" if seen.bad == 1 else f"{seen.bad:,} records"
+    bad = f" {records} cannot be read: `stoker run` says why." if seen.bad else ""
     return (
         f"The label is {python_text(label.name)} ({label.why}): {kind}, {seen.rows:,} rows."
         f"{choose}{lacking}{bad}"

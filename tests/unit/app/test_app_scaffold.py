@@ -141,7 +141,7 @@ def test_rows_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
     made = scaffold(tmp_path, table(target=cycled("a", "b", "")))
 
     assert load_experiment(tmp_path / "made").files.max_bad_rows == 20
-    assert "20 rows have none" in made.note
+    assert "20 rows have no label" in made.note
 
 
 def test_a_regression_answers_in_the_labels_own_unit(tmp_path: Path) -> None:
@@ -327,7 +327,7 @@ def test_bad_rows_are_told_and_not_allowed_by_itself(tmp_path: Path) -> None:
 
     made = write_experiment(tmp_path / "made", source)
 
-    assert "1 records cannot be read" in made.note
+    assert "1 record cannot be read" in made.note
     assert "# max_bad_rows: 1" in (tmp_path / "made/stoker.yaml").read_text()
     assert load_experiment(tmp_path / "made").files.max_bad_rows == 0
 
