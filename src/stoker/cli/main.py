@@ -32,7 +32,7 @@ from stoker.cli.commands import (
 )
 from stoker.cli.serve import serve
 from stoker.core import log_lines
-from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError
+from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, UserError
 from stoker.core.threads import end_process
 
 app = typer.Typer(
@@ -145,6 +145,8 @@ def invoke(arguments: list[str], *, debug: bool) -> int:
     try:
         app(arguments)
     except SystemExit as ended:
+        if ended.code == EXIT_INTERRUPTED and {*arguments[:1]} & {"run", *chain.COMMANDS}:
+            _say("interrupted; the same command continues where this one stopped")
         return ended.code if isinstance(ended.code, int) else EXIT_DONE
     except UserError as error:
         if debug:

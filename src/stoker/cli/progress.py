@@ -35,7 +35,7 @@ class _Warnings(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._log(f"  {record.levelname.lower()}: {record.getMessage()}")
+        self._log(f"  {record.getMessage()}")
 
 
 class ConsoleListener:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import urllib.parse
@@ -50,7 +51,7 @@ def print_summary(
     console.print()
     console.print(_answers(tested))
     console.print("[bold]next, for example[/]")
-    for command in _next_commands(experiment, target, result, overrides):
+    for command in _next_commands(experiment, target, result, tested, overrides):
         # Without line breaks, so that the user can copy it.
         console.print(Text(f"  {command}"), soft_wrap=True)
 
@@ -211,19 +212,29 @@ def _answers(tested: SmokeTest) -> Table:
     return table
 
 
+_LONGEST_BODY = 300
+"""Longest request in a suggested command, characters: an image is not shown."""
+
 _LONGER = "train.epochs"
 """Setting that the last suggested command changes, so it is not repeated in it."""
 
 
 def _next_commands(
-    experiment: Experiment, target: Path, result: ChainResult, overrides: Sequence[str]
+    experiment: Experiment,
+    target: Path,
+    result: ChainResult,
+    tested: SmokeTest,
+    overrides: Sequence[str],
 ) -> list[str]:
     base = shlex.quote(_shown(experiment.models_root / experiment.model_name))
-    name = urllib.parse.quote(experiment.model_name)
+    model = f"localhost:8501/v1/models/{urllib.parse.quote(experiment.model_name)}"
+    body = json.dumps({"instances": [tested.rest_row]}, ensure_ascii=False)
+    if len(body) <= _LONGEST_BODY:
+        model = f"-d {shlex.quote(body)} {model}:predict"
     kept = [given for given in overrides if not given.startswith(f"{_LONGER}=")]
     where = shlex.join([str(target), *(p for given in kept for p in ("--set", given))])
     return [
-        f"stoker serve {base}    # then: curl localhost:8501/v1/models/{name}",
+        f"stoker serve {base}    # then: curl {model}",
         f"tensorboard --logdir {shlex.quote(_shown(result.output('train')))}",
         f"stoker run {where} --set {_LONGER}={2 * experiment.train.epochs}",
     ]

@@ -238,7 +238,7 @@ def _settings(
     label: Label, source: _Source, *, name: str, path: str, preprocessing: bool, note: str
 ) -> str:
     metrics = METRICS[label.task]
-    function = "preprocessing: model:preprocessing_fn  # what the model sees of the raw columns\n"
+    function = "preprocessing: model:preprocessing_fn  # raw columns -> features\n"
     return fill(
         "stoker.yaml",
         name=yaml_flow(name),
@@ -261,13 +261,13 @@ def _data_options(label: Label, source: _Source) -> str:
         lines.append(f"delimiter: {yaml_flow(config.delimiter)}")
     if config.images.size is not None:
         size = list(config.images.size)
-        lines.append(f"images: {{size: {size}}}  # height, width to which all are brought")
+        lines.append(f"images: {{size: {size}}}  # height, width to which all are resized")
     numbers = {name: f"{{number: {yaml_flow(each.number)}}}" for name, each in _written(config)}
     types = {yaml_flow(name): spelled for name, spelled in numbers.items()}
     if label.form == "as text":
         types[yaml_flow(label.name)] = "string"
     if types:
-        why = "  # its numbers are names of classes" if label.form == "as text" else ""
+        why = "  # its numbers are class names" if label.form == "as text" else ""
         spelled = ", ".join(f"{name}: {how}" for name, how in types.items())
         lines.append(f"types: {{{spelled}}}{why}")
     if label.missing:
@@ -283,7 +283,7 @@ def _data_options(label: Label, source: _Source) -> str:
         lines.append(f"columns: {{{', '.join(parts)}}}{why}")
     if seen.bad:
         total = seen.bad + label.missing
-        lines.append(f"# max_bad_rows: {total}  # would leave out what cannot be read, too")
+        lines.append(f"# max_bad_rows: {total}  # also leaves out what cannot be read")
     return "".join(f"  {line}\n" for line in lines)
 
 

@@ -98,6 +98,7 @@ def test_the_designs_own_two_files_lead_to_a_served_model(
     assert f"U {told}" in " ".join(said.out.split())
     commands = said.out[said.out.index("next") :].strip().splitlines()[1:]
     assert len(commands) == 3
+    assert '# then: curl -d \'{"instances": [{' in commands[0]
 
     # `run --json`, with the answers of another server, test_app_own_dataset has.
     assert stoker("evaluate", str(tmp_path), "--json") == 0

@@ -71,7 +71,7 @@ def test_a_warning_of_the_log_is_a_line_without_its_module(
     try:
         with ConsoleListener():
             logging.getLogger("stoker.train.watch").warning("histograms take %.1f s", 0.5)
-        assert log.new_lines()[0] == "  warning: histograms take 0.5 s"
+        assert log.new_lines()[0] == "  histograms take 0.5 s"
         assert root.handlers == []
     finally:
         root.handlers = held

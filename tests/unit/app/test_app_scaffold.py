@@ -245,7 +245,7 @@ def test_columns_are_fed_by_what_they_hold(tmp_path: Path) -> None:
     assert found["NUMBERS"] == ["width", "house_price_index"]
     assert found["WORDS"] == ["colour"]
     assert found["HASHED"] == ["name", "ticket", "city"]
-    assert '#   "passenger_id": by its name it only numbers the rows' in code
+    assert '#   "passenger_id": an ID of the row, by its name' in code
     assert '#   "constant": the same in every row' in code
     assert '#   "empty": the same in every row' in code
 
