@@ -228,7 +228,11 @@ def _next_commands(
 ) -> list[str]:
     base = shlex.quote(_shown(experiment.models_root / experiment.model_name))
     model = f"localhost:8501/v1/models/{urllib.parse.quote(experiment.model_name)}"
-    body = json.dumps({"instances": [tested.rest_row]}, ensure_ascii=False)
+    row = {
+        name: float(f"{value:.7g}") if isinstance(value, float) else value  # digits of a float32
+        for name, value in tested.rest_row.items()
+    }
+    body = json.dumps({"instances": [row]}, ensure_ascii=False)
     if len(body) <= _LONGEST_BODY:
         model = f"-d {shlex.quote(body)} {model}:predict"
     kept = [given for given in overrides if not given.startswith(f"{_LONGER}=")]
