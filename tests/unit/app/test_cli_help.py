@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import re
 
+import pytest
 from typer.testing import CliRunner
 
-from stoker.cli.main import app
+from stoker.cli.main import app, invoke
 
 
 def _help(*verb: str) -> str:
@@ -21,3 +22,10 @@ def test_each_verb_has_a_line_that_is_not_cut_and_an_example() -> None:
     assert "..." not in listed
     for verb in verbs:
         assert f"Example: stoker {verb} " in _help(verb)
+
+
+def test_a_script_to_profile_without_the_dashes_gets_the_right_command(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    assert invoke(["profile", "python", "train.py"], debug=False) == 2
+    assert "stoker profile -- python train.py" in capfd.readouterr().err
