@@ -314,7 +314,7 @@ def _do_stage(stage: Stage, state: _Pass, *, force: bool) -> None:
     listener.stage_ended(outcome)
     if refused := record.result.get("refused"):
         raise CheckFailed(
-            f"stage {stage.name} must find nothing to refuse",
+            f"every check of stage {stage.name} must pass",
             got=Plain("; ".join(refused)),
             fix=f"Nothing is pushed. See {outcome.output / 'report.html'}.",
         )

@@ -270,7 +270,7 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
     if not file.is_file():
         raise ConfigError(
             f"{target} must be a folder with a {FILE}",
-            got=Plain(f"no {file}"),
+            got=Plain(f"a folder without {FILE}" if target.is_dir() else "no such folder"),
             fix="`stoker init --from YOUR_DATA` writes one.",
         )
     folder = file.resolve().parent

@@ -217,6 +217,9 @@ def _label_texts(labels: NDArray[Any], classes: Classes) -> list[str]:
 
 def _answer_texts(answers: NDArray[Any], classes: Classes) -> list[str]:
     flat = answers.reshape(len(answers), -1)
+    if flat.shape[1] == 1 and classes and len(classes) == 2 and np.all((flat >= 0) & (flat <= 1)):
+        # The probability of the second class, shown like that of one of several classes.
+        flat = np.concatenate([1 - flat, flat], axis=1)
     if flat.shape[1] == 1:
         return [f"{row[0]:.4g}" for row in flat]
     if classes is not None and not classes:

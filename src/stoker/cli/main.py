@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Callable
 
 import typer
+from typer.core import TyperCommand
 
 from stoker import __version__
 from stoker.cli.commands import (
@@ -28,7 +30,7 @@ from stoker.cli.commands.jobs import job_task, jobs, submit
 from stoker.cli.commands.rollout import rollout
 from stoker.cli.serve import serve
 from stoker.core import log_lines
-from stoker.core.errors import EXIT_BUG, EXIT_DONE, UserError
+from stoker.core.errors import EXIT_BUG, EXIT_DONE, EXIT_INTERRUPTED, UserError
 from stoker.core.threads import end_process
 
 app = typer.Typer(
@@ -39,29 +41,69 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     rich_markup_mode=None,
 )
-app.command("init")(init.init)
-app.command("run")(chain.run)
+
+_EXAMPLES = {
+    "init": "stoker init mine --from data.csv --label price",
+    "run": "stoker run mine --set train.epochs=3",
+    "ingest": "stoker ingest mine --set data.max_bad_rows=10",
+    "analyze": "stoker analyze mine    (open the report.html in the printed folder)",
+    "transform": "stoker transform mine",
+    "train": "stoker train mine --dry-run",
+    "export": "stoker export mine",
+    "evaluate": "stoker evaluate mine",
+    "push": "stoker push mine",
+    "serve": "stoker serve mine --rest_api_port 8501",
+    "skew": "stoker skew requests-*.tfrecord --analysis runs/mine/RUN/analysis",
+    "profile": "stoker profile mine    (or: stoker profile -- python train.py)",
+    "tune": "stoker tune mine --budget 20m",
+    "call": "stoker call mine --data row.json",
+    "bench": "stoker bench --model mine --data rows.json --rate 500",
+    "convert": "stoker convert mine --to litert --out mine-litert",
+    "deploy": "stoker deploy mine --target compose --out mine-compose",
+    "doctor": "stoker doctor --disk runs",
+    "goodput": "stoker goodput runs/mine/20261127T184133Z-4f1a",
+    "rollout": "stoker rollout start mine --version 2",
+    "monitor": "stoker monitor tensorboard mine",
+    "data-service": "stoker data-service start --workers 2",
+    "submit": "stoker submit mine --on local",
+    "jobs": "stoker jobs show JOB",
+    "logs": "stoker logs -f JOB",
+    "stop": "stoker stop JOB",
+}
+"""Verb -> the example at the end of its help."""
+
+
+def _example(verb: str) -> str:
+    return f"Example: {_EXAMPLES[verb]}"
+
+
+def _add(verb: str, function: Callable[..., None], cls: type[TyperCommand] | None = None) -> None:
+    app.command(verb, cls=cls, epilog=_example(verb))(function)
+
+
+_add("init", init.init)
+_add("run", chain.run)
 for _name, _command in chain.COMMANDS.items():
-    app.command(_name)(_command)
-app.command("serve", cls=serve.ServeCommand)(serve.serve)
-app.command("skew")(skew.skew)
-app.command("profile", cls=profile.BeforeCommand)(profile.profile)
-app.command("tune")(tune.tune)
-app.command("call")(call.call)
-app.command("bench")(bench.bench)
-app.command("convert")(convert.convert)
-app.command("deploy")(deploy.deploy)
-app.command("doctor")(doctor.doctor)
-app.command("goodput")(goodput.goodput)
+    _add(_name, _command)
+_add("serve", serve.serve, serve.ServeCommand)
+_add("skew", skew.skew)
+_add("profile", profile.profile, profile.BeforeCommand)
+_add("tune", tune.tune)
+_add("call", call.call)
+_add("bench", bench.bench)
+_add("convert", convert.convert)
+_add("deploy", deploy.deploy)
+_add("doctor", doctor.doctor)
+_add("goodput", goodput.goodput)
 app.command("job-start", hidden=True)(job_task.job_start)
 app.command("job-task", hidden=True)(job_task.job_task)
-app.add_typer(rollout.app, name="rollout")
-app.add_typer(monitor.app, name="monitor")
-app.add_typer(data_service.app, name="data-service")
-app.command("submit")(submit.submit)
-app.add_typer(jobs.app, name="jobs")
-app.command("logs")(jobs.logs)
-app.command("stop")(jobs.stop)
+app.add_typer(rollout.app, name="rollout", epilog=_example("rollout"))
+app.add_typer(monitor.app, name="monitor", epilog=_example("monitor"))
+app.add_typer(data_service.app, name="data-service", epilog=_example("data-service"))
+_add("submit", submit.submit)
+app.add_typer(jobs.app, name="jobs", epilog=_example("jobs"))
+_add("logs", jobs.logs)
+_add("stop", jobs.stop)
 
 
 def _version(wanted: bool) -> None:
@@ -101,6 +143,8 @@ def invoke(arguments: list[str], *, debug: bool) -> int:
     try:
         app(arguments)
     except SystemExit as ended:
+        if ended.code == EXIT_INTERRUPTED and {*arguments[:1]} & {"run", *chain.COMMANDS}:
+            _say("interrupted; the same command continues where this one stopped")
         return ended.code if isinstance(ended.code, int) else EXIT_DONE
     except UserError as error:
         if debug:

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 ExperimentFolder = Annotated[
-    Path, typer.Argument(help="The folder with stoker.yaml.", metavar="[EXPERIMENT]")
+    Path, typer.Argument(help="The folder with stoker.yaml.", metavar="EXPERIMENT")
 ]
 """The experiment folder; default: the current folder."""
 

@@ -14,7 +14,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import full_disk_is_named
 
 
-def require_new_folder(out: Path, *, fix: str = "") -> None:
+def require_new_folder(out: Path, *, fix: str = "Name another one, or remove this one.") -> None:
     """Reject an `--out` that exists or cannot be created.
 
     Raises:

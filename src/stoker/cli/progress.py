@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Self
 
 from rich.console import Console
@@ -24,6 +25,17 @@ PLAIN_EVERY_SHARE = 0.1
 
 PLAIN_LEAST_S = 1.0
 """Minimum interval of progress lines, seconds."""
+
+
+class _Warnings(logging.Handler):
+    """Prints log records as lines of the console, without the name of the module."""
+
+    def __init__(self, log: Callable[[str], None]) -> None:
+        super().__init__(logging.WARNING)
+        self._log = log
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._log(f"  {record.getMessage()}")
 
 
 class ConsoleListener:
@@ -46,15 +58,19 @@ class ConsoleListener:
         self._logged_s = self._logged_share = 0.0
         self._left = TimeLeft()
         self._note = note
+        self._warnings = _Warnings(self.log)
 
     def __enter__(self) -> Self:
-        """Print the note."""
+        """Print the note, and log records from now on if nothing else does."""
+        if not logging.getLogger().handlers:
+            logging.getLogger().addHandler(self._warnings)
         if self._note:
             self.log(self._note)
         return self
 
     def __exit__(self, *_: object) -> None:
         """Remove the bar."""
+        logging.getLogger().removeHandler(self._warnings)
         self._bar.stop()
 
     def log(self, line: str) -> None:
@@ -110,10 +126,15 @@ def _notes(outcome: StageOutcome) -> list[str]:
     if "ingest" not in results:
         return []
     ingest = results["ingest"]
-    left_out = {"bad rows": ingest["bad_rows"], "copies": ingest.get("copies_dropped")}
-    lines = [f"{count:,} {what} left out" for what, count in left_out.items() if count]
+    left_out = {"bad row": ingest["bad_rows"], "copied row": ingest.get("copies_dropped")}
+    lines = [f"{counted(count, what)} left out" for what, count in left_out.items() if count]
     store = ingest.get("image_store")
     return lines + ([f"images: {store}"] if store else [])
+
+
+def counted(count: int, what: str) -> str:
+    """A number of things: `1 row`, `2,000 rows`."""
+    return f"{count:,} {what}{'s' * (count != 1)}"
 
 
 MINUTE_S = 60.0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import urllib.parse
@@ -19,7 +20,7 @@ from stoker.app.context import EvaluateResult, IngestResult, StageResults, Train
 from stoker.app.dry_run import DryRunResult, Steps
 from stoker.app.experiment import Experiment
 from stoker.app.smoke_test import SmokeTest
-from stoker.cli.progress import goodput_line
+from stoker.cli.progress import counted, goodput_line
 from stoker.evaluate.metrics import is_of_label
 from stoker.measure.findings import shown_busy, shown_mfu
 from stoker.measure.kernel_class import LABELS
@@ -50,7 +51,7 @@ def print_summary(
     console.print()
     console.print(_answers(tested))
     console.print("[bold]next, for example[/]")
-    for command in _next_commands(experiment, target, result, overrides):
+    for command in _next_commands(experiment, target, result, tested, overrides):
         # Without line breaks, so that the user can copy it.
         console.print(Text(f"  {command}"), soft_wrap=True)
 
@@ -119,11 +120,13 @@ def _wrote(stage: str, results: StageResults) -> str:
             return _ingested(results["ingest"])
         case "analyze":
             found = len(results["analyze"]["anomalies"])
-            return f"statistics, schema, report; {found} anomalies"
+            return (
+                f"statistics, schema, report; {'1 anomaly' if found == 1 else f'{found} anomalies'}"
+            )
         case "transform":
             transform = results["transform"]
             columns, features = transform["serving_columns"], transform["features"]
-            return f"{len(columns)} raw columns -> {len(features)} features"
+            return f"{counted(len(columns), 'raw column')} -> {counted(len(features), 'feature')}"
         case "train":
             train = results["train"]
             return (
@@ -135,21 +138,21 @@ def _wrote(stage: str, results: StageResults) -> str:
             signatures, rows = len(export["signatures"]), export["vetted_rows"]
             return f"SavedModel, {signatures} signatures, {rows} rows checked"
         case "evaluate":
-            return f"evaluation of {results['evaluate']['rows']:,} rows, report"
+            return f"evaluation of {counted(results['evaluate']['rows'], 'row')}, report"
         case "push":
             return f"version {results['push']['version']}"
         case _:
             serve = results["serve"]
-            return f"{serve['rows']} rows answered by version {serve['version']}"
+            return f"{counted(serve['rows'], 'row')} answered by version {serve['version']}"
 
 
 def _ingested(ingest: IngestResult) -> str:
     if not ingest["rows"]:
         return f"{ingest['columns']} tensors of your own dataset; nothing copied"
     rows = ", ".join(f"{count:,} {split}" for split, count in ingest["rows"].items())
-    bad = f", {ingest['bad_rows']} bad rows left out" if ingest["bad_rows"] else ""
+    bad = f", {counted(ingest['bad_rows'], 'bad row')} left out" if ingest["bad_rows"] else ""
     dropped = ingest.get("copies_dropped")
-    copies = f", {dropped:,} copies left out" if dropped else ""
+    copies = f", {counted(dropped, 'copied row')} left out" if dropped else ""
     return f"{rows} rows{bad}{copies}"
 
 
@@ -209,19 +212,33 @@ def _answers(tested: SmokeTest) -> Table:
     return table
 
 
+_LONGEST_BODY = 300
+"""Longest request in a suggested command, characters: an image is not shown."""
+
 _LONGER = "train.epochs"
 """Setting that the last suggested command changes, so it is not repeated in it."""
 
 
 def _next_commands(
-    experiment: Experiment, target: Path, result: ChainResult, overrides: Sequence[str]
+    experiment: Experiment,
+    target: Path,
+    result: ChainResult,
+    tested: SmokeTest,
+    overrides: Sequence[str],
 ) -> list[str]:
     base = shlex.quote(_shown(experiment.models_root / experiment.model_name))
-    name = urllib.parse.quote(experiment.model_name)
+    model = f"localhost:8501/v1/models/{urllib.parse.quote(experiment.model_name)}"
+    row = {
+        name: float(f"{value:.7g}") if isinstance(value, float) else value  # digits of a float32
+        for name, value in tested.rest_row.items()
+    }
+    body = json.dumps({"instances": [row]}, ensure_ascii=False)
+    if len(body) <= _LONGEST_BODY:
+        model = f"-d {shlex.quote(body)} {model}:predict"
     kept = [given for given in overrides if not given.startswith(f"{_LONGER}=")]
     where = shlex.join([str(target), *(p for given in kept for p in ("--set", given))])
     return [
-        f"stoker serve {base}    # then: curl localhost:8501/v1/models/{name}",
+        f"stoker serve {base}    # then: curl {model}",
         f"tensorboard --logdir {shlex.quote(_shown(result.output('train')))}",
         f"stoker run {where} --set {_LONGER}={2 * experiment.train.epochs}",
     ]

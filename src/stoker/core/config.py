@@ -207,7 +207,7 @@ def build(cls: type[ConfigType], raw: object, *, where: str = "") -> ConfigType:
     for key in raw:
         if key not in fields:
             raise ConfigError(
-                f"{_dotted(where, str(key))} is not a setting", fix=nearest(str(key), list(fields))
+                f"{_dotted(where, str(key))} is not a setting", fix=_nearest_setting(cls, str(key))
             )
     hints = _hints(cls)
     values = {
@@ -352,6 +352,15 @@ def _copied(value: Any) -> Any:
 
 def _dotted(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
+
+
+def _nearest_setting(cls: Any, key: str) -> str:
+    """The next action for an unknown key: the section that has it, else the nearest key."""
+    for name, hint in _hints(cls).items():
+        for section in (hint, *get_args(hint)):
+            if dataclasses.is_dataclass(section) and key in _hints(section):
+                return f"Did you mean '{name}.{key}'?"
+    return nearest(key, _hints(cls))
 
 
 _hints: Callable[[Any], dict[str, Any]] = functools.cache(typing.get_type_hints)

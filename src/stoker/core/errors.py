@@ -7,6 +7,7 @@ UserError              exit 2, HTTP 400: the rule; what was received; the next a
 CheckFailed            exit 3: a gate or a check failed
 Preempted              exit 75: the process got a signal to end, and has saved its state
 Superseded             exit 76: a later start of the same job has begun
+KeyboardInterrupt      exit 130: Ctrl-C
 Every other exception is a bug of Stoker: exit 1, with its traceback.
 """
 
@@ -21,6 +22,7 @@ EXIT_USER = 2
 EXIT_CHECK = 3
 EXIT_PREEMPTED = 75
 EXIT_SUPERSEDED = 76
+EXIT_INTERRUPTED = 130
 
 
 class _Unset:

@@ -108,7 +108,7 @@ def shown_busy(fraction: float | None) -> str:
     if fraction is None:
         return "not measured with parameter servers"
     if fraction > MEASURABLE:
-        return f"not measurable (noise: {fraction:.2f})"
+        return f"not measurable ({fraction:.2f}: other programs disturbed it)"
     return f"{min(1.0, fraction):.0%} busy"
 
 

@@ -119,7 +119,7 @@ def _why_useless(column: ColumnDescription, rows: int) -> str:
         return "a different text in every row"
     numbers_rows = dtype in ("int64", "string") and distinct in (None, rows)
     if numbers_rows and _ID_NAME.search(column.column.name.strip()):
-        return "by its name it only numbers the rows"
+        return "an ID of the row, by its name"
     return ""
 
 
@@ -127,7 +127,7 @@ def _left_out(columns: list[tuple[str, str]]) -> str:
     if not columns:
         return ""
     lines = "".join(f"#   {python_text(name)}: {reason}\n" for name, reason in columns)
-    return f"\n# Left out, since they cannot help; put them into a list above if they can:\n{lines}"
+    return f"\n# Left out because they cannot help; add them to a list above if they can:\n{lines}"
 
 
 def _label_output(label: Label) -> str:
@@ -135,7 +135,7 @@ def _label_output(label: Label) -> str:
         return ""
     name = python_text(label.name)
     return (
-        "    # The label's numbers are names of classes: they become 0, 1, 2..., the commonest first.\n"
+        "    # The label's numbers are class names: they become 0, 1, 2..., the most frequent first.\n"
         f"    features[{name}] = st.compute_and_apply_vocabulary(inputs[{name}])\n"
     )
 

@@ -210,7 +210,7 @@ def _chosen(seen: SourceDescription, wanted: str | None) -> tuple[ColumnDescript
             raise ConfigError(
                 "--label must name a column of the data", got=wanted, fix=nearest(wanted, by_name)
             )
-        return by_name[wanted], "--label says so"
+        return by_name[wanted], "given by --label"
     usable = [column for column in seen.columns if not _why_unlikely(column, seen.rows)]
     skipped = ""
     for known in LABEL_NAMES:

@@ -225,8 +225,9 @@ def _folder_label(seen: SourceDescription, wanted: str | None) -> Label:
 def _note(label: Label, seen: SourceDescription) -> str:
     kind = f"{label.classes} classes" if label.classes else "a number"
     choose = "" if seen.format == "images" else " Choose another with --label COLUMN."
-    lacking = f" {label.missing:,} rows have none and are left out." if label.missing else ""
-    bad = f" {seen.bad:,} records cannot be read: see max_bad_rows." if seen.bad else ""
+    lacking = f" {label.missing:,} rows have no label and are left out." if label.missing else ""
+    records = "1 record" if seen.bad == 1 else f"{seen.bad:,} records"
+    bad = f" {records} cannot be read: `stoker run` says why." if seen.bad else ""
     return (
         f"The label is {python_text(label.name)} ({label.why}): {kind}, {seen.rows:,} rows."
         f"{choose}{lacking}{bad}"
@@ -237,7 +238,7 @@ def _settings(
     label: Label, source: _Source, *, name: str, path: str, preprocessing: bool, note: str
 ) -> str:
     metrics = METRICS[label.task]
-    function = "preprocessing: model:preprocessing_fn  # what the model sees of the raw columns\n"
+    function = "preprocessing: model:preprocessing_fn  # raw columns -> features\n"
     return fill(
         "stoker.yaml",
         name=yaml_flow(name),
@@ -260,13 +261,13 @@ def _data_options(label: Label, source: _Source) -> str:
         lines.append(f"delimiter: {yaml_flow(config.delimiter)}")
     if config.images.size is not None:
         size = list(config.images.size)
-        lines.append(f"images: {{size: {size}}}  # height, width to which all are brought")
+        lines.append(f"images: {{size: {size}}}  # height, width to which all are resized")
     numbers = {name: f"{{number: {yaml_flow(each.number)}}}" for name, each in _written(config)}
     types = {yaml_flow(name): spelled for name, spelled in numbers.items()}
     if label.form == "as text":
         types[yaml_flow(label.name)] = "string"
     if types:
-        why = "  # its numbers are names of classes" if label.form == "as text" else ""
+        why = "  # its numbers are class names" if label.form == "as text" else ""
         spelled = ", ".join(f"{name}: {how}" for name, how in types.items())
         lines.append(f"types: {{{spelled}}}{why}")
     if label.missing:
@@ -282,7 +283,7 @@ def _data_options(label: Label, source: _Source) -> str:
         lines.append(f"columns: {{{', '.join(parts)}}}{why}")
     if seen.bad:
         total = seen.bad + label.missing
-        lines.append(f"# max_bad_rows: {total}  # would leave out what cannot be read, too")
+        lines.append(f"# max_bad_rows: {total}  # also leaves out what cannot be read")
     return "".join(f"  {line}\n" for line in lines)
 
 

@@ -268,8 +268,8 @@ def what_to_serve(folder: Path, *, model_name: str | None = None) -> ServeConfig
     check_is_folder(folder)
     if not folder.is_dir():
         raise UserError(
-            "the folder to serve must exist",
-            got=str(folder),
+            "what is served must be a folder",
+            got=Plain(f"{folder}, {'a file' if folder.exists() else 'which does not exist'}"),
             fix="Push a model there (`stoker push`), or name another.",
         )
     if any((folder / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):

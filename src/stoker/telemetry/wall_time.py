@@ -35,7 +35,7 @@ PARTS: Final = (
     Part(
         name="start",
         label="imports and start",
-        advice="one training of more epochs starts once; keep the environment on a local disk",
+        advice="its share falls in a longer training; keep the Python environment on a local disk",
     ),
     Part(
         name="other_stages",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import logging
 import sys
 from collections.abc import Iterator
 from types import SimpleNamespace
@@ -59,6 +60,21 @@ def listener(clock: Clock, log: Log) -> Iterator[ConsoleListener]:
         made.stage_began("train")
         assert log.new_lines() == ["  train      ..."]
         yield made
+
+
+def test_a_warning_of_the_log_is_a_line_without_its_module(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    log, root = Log(), logging.getLogger()
+    monkeypatch.setattr(sys, "stderr", log)
+    held, root.handlers = root.handlers, []
+    try:
+        with ConsoleListener():
+            logging.getLogger("stoker.train.watch").warning("histograms take %.1f s", 0.5)
+        assert log.new_lines()[0] == "  histograms take 0.5 s"
+        assert root.handlers == []
+    finally:
+        root.handlers = held
 
 
 def test_a_line_ends_with_the_time_left_once_it_is_known(

@@ -141,7 +141,7 @@ def test_rows_without_a_label_are_left_out_and_counted(tmp_path: Path) -> None:
     made = scaffold(tmp_path, table(target=cycled("a", "b", "")))
 
     assert load_experiment(tmp_path / "made").files.max_bad_rows == 20
-    assert "20 rows have none" in made.note
+    assert "20 rows have no label" in made.note
 
 
 def test_a_regression_answers_in_the_labels_own_unit(tmp_path: Path) -> None:
@@ -245,7 +245,7 @@ def test_columns_are_fed_by_what_they_hold(tmp_path: Path) -> None:
     assert found["NUMBERS"] == ["width", "house_price_index"]
     assert found["WORDS"] == ["color"]
     assert found["HASHED"] == ["name", "ticket", "city"]
-    assert '#   "passenger_id": by its name it only numbers the rows' in code
+    assert '#   "passenger_id": an ID of the row, by its name' in code
     assert '#   "constant": the same in every row' in code
     assert '#   "empty": the same in every row' in code
 
@@ -327,7 +327,7 @@ def test_bad_rows_are_reported_and_not_allowed_automatically(tmp_path: Path) -> 
 
     made = write_experiment(tmp_path / "made", source)
 
-    assert "1 records cannot be read" in made.note
+    assert "1 record cannot be read" in made.note
     assert "# max_bad_rows: 1" in (tmp_path / "made/stoker.yaml").read_text()
     assert load_experiment(tmp_path / "made").files.max_bad_rows == 0
 

@@ -44,6 +44,7 @@ def test_plain_values_become_nested_frozen_dataclasses() -> None:
     [
         ({"nam": "a"}, "nam is not a setting. Did you mean 'name'?"),
         ({"name": "a", "train": {"batchsize": 1}}, "train.batchsize is not a setting"),
+        ({"name": "a", "rate": 1}, "rate is not a setting. Did you mean 'train.rate'?"),
         ({}, "name must be given"),
         ({"name": 3}, "name must be text. Received: 3."),
         ({"name": "a", "train": []}, "train must be a section"),

@@ -354,6 +354,21 @@ def test_many_bad_rows_are_counted_and_the_first_named(tmp_path: Path) -> None:
     )
 
 
+def test_the_first_record_of_each_kind_of_fault_is_named(tmp_path: Path) -> None:
+    lines = [("a", 1)] * 500 + [("", 1)] * 7 + [("a", "soon"), ("", 1)]
+    source = write_csv(tmp_path / "a.csv", lines, ("kind", "x"))
+
+    with pytest.raises(DataError) as caught:
+        ingest(IngestConfig(source=str(source), max_bad_rows=8), tmp_path / "out", label="kind")
+
+    for part in (
+        "a.csv row 501, column 'kind': the label is missing",
+        "a.csv row 508, column 'x': 'soon' is not a number",
+        "and 4 more",
+    ):
+        assert part in caught.value.line()
+
+
 def test_max_bad_rows_permits_and_lists_them_and_keeps_their_neighbors(tmp_path: Path) -> None:
     source = numbered(tmp_path / "data.csv", 100)
     lines = source.read_text().splitlines()

@@ -12,6 +12,7 @@ from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate, slice_column
     ("arguments", "words"),
     [
         ({"metrics": ("acuracy",)}, "Did you mean 'accuracy'"),
+        ({"metrics": ("acc",)}, "Did you mean 'accuracy'"),
         ({"gates": {"aucc": Gate(min=0.5)}}, "Did you mean 'auc'"),
         ({"slice_gates": {"aucc": SliceGate(slices=("x",), min=0.5)}}, "Did you mean 'auc'"),
         ({"gates": {"auc": Gate()}}, r"evaluate\.gates\.auc must set at least one"),

@@ -77,9 +77,9 @@ def run(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run every stage whose inputs have changed, then serve the model and call it.
+    """Run the stages with changed inputs, then serve the model.
 
-    A killed run continues where it stopped; stages with unchanged inputs are skipped.
+    The served model is called with rows of the eval split. A killed run continues where it stopped; stages with unchanged inputs are skipped.
     """
     use_gpus(gpus)
     from rich.console import Console
@@ -138,9 +138,9 @@ def train(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Train the model; keep the best checkpoint and the measured utilization.
+    """Train the model, and measure how busy the device was.
 
-    Earlier stages run first if their inputs have changed.
+    The best epoch is kept. Earlier stages run first if their inputs have changed.
     """
     use_gpus(gpus)
     if dry_run:
@@ -289,11 +289,11 @@ def _until_now(outcome: StageOutcome, wall: WallTime) -> dict[str, Any]:
 
 
 _HELP = {
-    "ingest": "Read the source, check every record, write shards split into train and eval.",
-    "analyze": "Statistics, schema, anomalies and an HTML report of the ingested data.",
-    "transform": "Run the analyzers of preprocessing_fn over the training split, save its graph.",
-    "export": "Write the best model as a SavedModel that takes raw features, and check it.",
-    "evaluate": "Measure the SavedModel on the eval split; exit with 3 if a gate fails.",
+    "ingest": "Check every record; write the train and eval splits.",
+    "analyze": "Write statistics, a schema and a report of the data.",
+    "transform": "Compute the constants of preprocessing_fn; save its graph.",
+    "export": "Write a SavedModel that takes raw features, and check it.",
+    "evaluate": "Measure the SavedModel on the eval split. Exit code 3 if a gate fails.",
     "push": "Publish the model as the next version of the repository.",
 }
 

@@ -63,9 +63,9 @@ def convert(
     overrides: Overrides = [],  # noqa: B006 - typer copies it
     as_json: AsJson = False,
 ) -> None:
-    """Convert a SavedModel, and compare its answers on real rows before anything is written.
+    """Convert a model to LiteRT, ONNX or TensorFlow.js.
 
-    Operations that the format does not support are refused by name. Exit code 3 if the answers differ by
+    Its answers are compared on real rows before anything is written. Operations that the format does not support are refused by name. Exit code 3 if the answers differ by
     more than the tolerance.
     """
     from stoker.app.import_tensorflow import import_tensorflow

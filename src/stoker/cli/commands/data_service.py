@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from stoker.data.feed.service.group import GroupConfig, Ready
 
 app = typer.Typer(
-    help="Make training's batches on other processes and machines (tf.data service).",
+    help="Make training batches in other processes (tf.data service).",
     no_args_is_help=True,
 )
 
@@ -87,7 +87,7 @@ def start(
 @app.command()
 def status(
     address: Annotated[
-        str, typer.Argument(help="HOST:PORT of the dispatcher.", metavar="[ADDRESS]")
+        str, typer.Argument(help="HOST:PORT of the dispatcher.", metavar="ADDRESS")
     ] = f"127.0.0.1:{DEFAULT_PORT}",
     timeout_s: Annotated[
         float, typer.Option("--timeout-s", help="Timeout for the answer, seconds.")

@@ -81,7 +81,10 @@ def deploy(
     ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Write a Dockerfile and manifests for one model; nothing is built and nothing applied."""
+    """Write a Dockerfile and manifests for one model.
+
+    Nothing is built, and nothing is applied to a cluster.
+    """
     from stoker.core.config import dns_name
     from stoker.deploy.plan import Plan
     from stoker.deploy.shared import parse_volume

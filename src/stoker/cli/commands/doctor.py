@@ -34,7 +34,10 @@ def doctor(
     ] = 120.0,
     as_json: AsJson = False,
 ) -> None:
-    """Check the machine: driver, CUDA, GPUs, topology, memory, limits, disk; exit 3 on errors."""
+    """Check the machine: driver, CUDA, GPUs, memory, disk.
+
+    Exit code 3 if it finds an error.
+    """
     from stoker.cluster.doctor.examine import Machine, examine
     from stoker.cluster.doctor.framework import cuda_packages, probe_framework
     from stoker.cluster.doctor.gpus import best_groups, read_gpus

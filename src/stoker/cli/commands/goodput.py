@@ -19,16 +19,16 @@ if TYPE_CHECKING:
 def goodput(
     runs: Annotated[
         list[Path],
-        typer.Argument(help="Folders of runs, or IDs of runs in ./runs.", metavar="RUN..."),
+        typer.Argument(help="Folders of runs, or IDs of runs in ./runs.", metavar="RUN"),
     ],
     as_json: AsJson = False,
     page: Annotated[
         Path | None, typer.Option("--page", metavar="FILE", help="Also write an HTML page.")
     ] = None,
 ) -> None:
-    """Split the wall time of runs over all their restarts.
+    """Show where the wall time of runs went, over all restarts.
 
-    Steps, waiting for input, compiling, checkpoints, validation, lost work, waiting for machines.
+    The parts are steps, waiting for input, compiling, checkpoints, validation, lost work, waiting for machines.
     """
     from stoker.core.files import write_atomic
     from stoker.monitor.goodput import find_run, goodput_of

@@ -22,15 +22,22 @@ def init(
         typer.Argument(help="Folder to write to (default: a new one named after the data)."),
     ] = None,
     label: Annotated[str | None, typer.Option(help="The column to predict.")] = None,
-    name: Annotated[str | None, typer.Option(help="Name of the experiment.")] = None,
+    name: Annotated[
+        str | None, typer.Option(help="Name of the experiment (default: that of the folder).")
+    ] = None,
 ) -> None:
-    """Write stoker.yaml and model.py for your data, ready for `stoker run`."""
+    """Write stoker.yaml and model.py for your data.
+
+    `stoker run` takes them as they are; change in them what you like.
+    """
     from stoker.scaffold import default_name, write_experiment
 
     target = folder or Path(name or default_name(source))
     if folder is None and target.is_dir() and target.resolve() == Path(source).resolve():
         target = Path(f"{target}-experiment")
-    made = write_experiment(target, source, label=label, name=name)
+    # A folder that the user names is a better name of the model than `data.csv`.
+    named = name or (folder.resolve().name if folder else None)
+    made = write_experiment(target, source, label=label, name=named)
     for path in made.files:
         typer.echo(f"wrote {path}")
     typer.echo(made.note)

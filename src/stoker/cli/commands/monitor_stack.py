@@ -32,7 +32,7 @@ def up(
         Path | None,
         typer.Argument(
             help="An experiment: its runs are watched, and its `slo` applies.",
-            metavar="[EXPERIMENT]",
+            metavar="EXPERIMENT",
         ),
     ] = None,
     runs: Annotated[

@@ -15,7 +15,7 @@ from typer.core import TyperCommand
 from stoker.cli.commands.tune import Budget, budget_of
 from stoker.cli.options import AsJson, ExperimentFolder, Gpus, Overrides, use_gpus
 from stoker.cli.output import print_result, tolerant
-from stoker.core.errors import Plain, UserError
+from stoker.core.errors import ConfigError, Plain, UserError
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -41,6 +41,12 @@ class BeforeCommand(TyperCommand):
         if "--" in args:
             at = args.index("--")
             ctx.meta[_COMMAND], args = args[at + 1 :], args[:at]
+        elif script := next((given for given in args if given.endswith(".py")), None):
+            raise ConfigError(
+                "the command of a script to profile must follow `--`",
+                got=Plain(script),
+                fix=f"E.g. stoker profile -- python {script}.",
+            )
         return super().parse_args(ctx, args)
 
 
@@ -59,9 +65,10 @@ def profile(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure and explain one training: utilization, where the time of a step goes, what to change.
+    """Measure one training and explain where its time goes.
 
-    `stoker profile -- python train.py` does the same for a script without Stoker.
+    The report says how busy the device is, and what to change. `stoker profile -- python train.py`
+    does the same for a script without Stoker.
     """
     command = context.meta.get(_COMMAND)
     _require_fitting(context, of_a_script=command is not None)

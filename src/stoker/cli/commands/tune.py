@@ -51,9 +51,9 @@ def tune(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure, change one thing, measure again, keep what helps; write stoker.lock.yaml.
+    """Measure settings, keep the faster ones in stoker.lock.yaml.
 
-    Each setting is measured in a new process, alternating with the current settings. A lever that
+    One setting is changed at a time, and measured in a new process, alternating with the current settings. A lever that
     changes numbers is kept only if the loss curve differs no more than between seeds.
     """
     budget_s = budget_of(budget)

@@ -55,7 +55,9 @@ class ServeCommand(TyperCommand):
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """List the flags of TensorFlow Serving that are accepted but have no effect."""
-        self.epilog = "Accepted, but without effect: " + " ".join(MEANINGLESS)
+        formatter.write_paragraph()
+        with formatter.indentation():
+            formatter.write_text("Accepted, but without effect: " + " ".join(MEANINGLESS))
         super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

@@ -100,7 +100,7 @@ def serve(
     version: flags.Version = False,
     as_json: flags.AsJson = False,
 ) -> None:
-    """Serve models in TensorFlow Serving's protocols until SIGTERM."""
+    """Serve models over TensorFlow Serving's REST and gRPC."""
     if version:
         typer.echo(f"Stoker: {__version__}\nTensorFlow Library: {metadata.version('tensorflow')}")
         return

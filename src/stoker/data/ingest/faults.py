@@ -51,7 +51,7 @@ class Faults:
         """
         if not self.too_many:
             return
-        first = self.listed[:SHOWN_FAULTS]
+        first = _of_each_kind(self.listed)
         allowed = self._config.max_bad_rows
         rest = f"; and {self.count - len(first):,} more" if self.count > len(first) else ""
         retype = next((fault for fault in first if fault.retype), None)
@@ -67,6 +67,20 @@ class Faults:
             got=Plain(f"{self.count:,} bad record{'s' if self.count > 1 else ''}"),
             fix=f"{hint} leave them out with --set data.max_bad_rows={self.count}.",
         )
+
+
+def _of_each_kind(faults: Sequence[Fault]) -> list[Fault]:
+    """Return the faults to name: the first of each kind, then others, in the order of the data."""
+    kinds: dict[tuple[str, str], int] = {}
+    for index, fault in enumerate(faults):
+        kinds.setdefault((fault.column, _VALUES.sub("", fault.reason)), index)
+    firsts = set(kinds.values())
+    chosen = sorted(range(len(faults)), key=lambda index: index not in firsts)[:SHOWN_FAULTS]
+    return [faults[index] for index in sorted(chosen)]
+
+
+_VALUES = re.compile(r"'.*'|\d+")
+"""What differs between reasons of one kind."""
 
 
 def _type(fault: Fault) -> str:

@@ -190,7 +190,7 @@ class Run:
                 self._checkpoints.restore(found)
             if self.distribution.is_chief:
                 step, steps = self.position.step, self.position.steps
-                _LOG.warning("going on from step %s of %s: %s", step, steps, found.path.name)
+                _LOG.warning("continues from step %s of %s: %s", step, steps, found.path.name)
         else:
             # Remove metrics of a process that was killed before its first checkpoint.
             self.context.writer.rewind(0)

@@ -154,7 +154,10 @@ def logs(
     ] = False,
     runs: RunsFolders = None,
 ) -> None:
-    """Print the output of a job's workers from all its starts, also after the job has ended."""
+    """Print the output of a job's workers.
+
+    It has the output of all starts, also after the job has ended.
+    """
     from stoker.jobs.overview import fetch_logs, find_job, lines_of, lines_of_place
     from stoker.jobs.places import find_place
 
@@ -176,7 +179,10 @@ def logs(
 
 
 def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:
-    """End a job, or all jobs of a sweep, after the workers have saved; a job that is over is only reported."""
+    """End a job, or all jobs of a sweep, after the workers saved.
+
+    A job that is over is only reported.
+    """
     from stoker.jobs.overview import find_job, stop_job
     from stoker.jobs.sweep_overview import find_element
 

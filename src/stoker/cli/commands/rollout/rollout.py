@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from stoker.rollout.state.state import RolloutState
 
 app = typer.Typer(
-    help="Move traffic to a new version of a model step by step, and back if it is worse.",
+    help="Move traffic to a new version step by step, or back.",
     no_args_is_help=True,
 )
 app.command()(export)
