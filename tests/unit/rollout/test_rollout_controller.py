@@ -16,8 +16,8 @@ from stoker.rollout.control.controller import (
     Event,
     change,
 )
+from stoker.rollout.control.next_step import Action
 from stoker.rollout.counts.counts import MEASURED, read_counts
-from stoker.rollout.gates.gates import Action
 from stoker.rollout.state.changes import start
 from stoker.rollout.state.files import StateFiles
 from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings

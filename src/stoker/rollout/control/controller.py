@@ -14,6 +14,7 @@ from pathlib import Path
 from stoker.core.files import write_json
 from stoker.registry.repository import version_folders
 from stoker.rollout.control.hooks import Hooks
+from stoker.rollout.control.next_step import Action, Decision, decide, without_answer
 from stoker.rollout.counts.counts import (
     MEASURED,
     Counts,
@@ -22,14 +23,10 @@ from stoker.rollout.counts.counts import (
     stage_counts,
 )
 from stoker.rollout.gates.gates import (
-    Action,
-    Decision,
     Verdict,
     VersionCounts,
     at_full_traffic,
-    decide,
     judge,
-    without_answer,
 )
 from stoker.rollout.state.changes import advance, compare_again, pause, roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
