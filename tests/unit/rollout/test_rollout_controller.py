@@ -16,9 +16,10 @@ from stoker.rollout.control.controller import (
     Event,
     change,
 )
-from stoker.rollout.counts.counts import MEASURED, read_counts
-from stoker.rollout.gates.gates import Action
-from stoker.rollout.state.changes import start
+from stoker.rollout.control.next_step import Action
+from stoker.rollout.counts.counts import MEASURED, UNLOADED, read_counts, write_counts
+from stoker.rollout.state.ab_settings import ABTestSettings
+from stoker.rollout.state.changes import begin_test, start
 from stoker.rollout.state.files import StateFiles
 from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings
 
@@ -237,3 +238,23 @@ def test_a_file_of_counts_that_is_cut_counts_nothing_until_it_is_written_again(
         Action.WAIT,
         "30 of 1000 requests of the baseline",
     )
+
+
+def test_an_ab_test_ends_with_the_baseline_when_an_arm_hangs_and_goes_on_without_one_that_is_not_loaded(
+    cluster: Cluster,
+) -> None:
+    arms = ((1, 0.4), (2, 0.3), (3, 0.3))
+    test = ABTestSettings(arms=arms, baseline=1, salt="00" * 16)
+    state = begin_test(None, test, settings=RolloutSettings(key="k"), now_s=0.0)
+    change(StateFiles(cluster.folder), None, state, Event(what="ab", who="", why="", at_s=0.0))
+    controller = cluster.controller()
+
+    write_counts(cluster.folder, {}, {3: f"{UNLOADED}: damaged"}, rollout=1, server="one")
+    controller.step()
+    assert cluster.state() == state
+    write_counts(cluster.folder, {}, {3: "a run of it does not end"}, rollout=1, server="two")
+    controller.step()
+
+    ended = cluster.state()
+    assert (ended.stable, ended.rejected) == (1, (2, 3))
+    assert ended.reason == "version 3: a run of it does not end"

@@ -7,13 +7,12 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from stoker.rollout.control.next_step import Action, decide
 from stoker.rollout.gates.gates import (
-    Action,
     GateResult,
     StageCounts,
     Verdict,
     VersionCounts,
-    decide,
     judge,
 )
 from stoker.rollout.state.changes import advance, pause, start

@@ -14,22 +14,21 @@ from pathlib import Path
 from stoker.core.files import write_json
 from stoker.registry.repository import version_folders
 from stoker.rollout.control.hooks import Hooks
+from stoker.rollout.control.next_step import Action, Decision, decide, without_answer
 from stoker.rollout.counts.counts import (
     MEASURED,
+    UNLOADED,
     Counts,
     read_all,
+    read_failures,
     requests_of,
     stage_counts,
 )
 from stoker.rollout.gates.gates import (
-    Action,
-    Decision,
     Verdict,
     VersionCounts,
     at_full_traffic,
-    decide,
     judge,
-    without_answer,
 )
 from stoker.rollout.state.changes import advance, compare_again, pause, roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
@@ -128,7 +127,10 @@ class Controller:
         """
         stored = self._files.latest()
         state = None if stored is None else state_of(stored.content["state"])
-        if stored is None or state is None or state.is_test:
+        if stored is None or state is None:
+            return None
+        if state.is_test:
+            self._look_at_arms(stored, state)
             return None
         active, news = state.phase in ACTIVE, self._hooks.has_news(stored, state)
         if not active and not news:
@@ -141,6 +143,18 @@ class Controller:
                 return self._judge(stored, state) if active else None
             self._watch(stored, state)
         return None
+
+    def _look_at_arms(self, stored: Stored, state: RolloutState) -> None:
+        """End an A/B test with the baseline if an arm hangs; one that is not loaded is a warning of its result."""
+        failures = read_failures(self._folder, rollout=state.rollout)
+        for version in sorted(state.on_trial & failures.keys()):
+            if not failures[version].startswith(UNLOADED):
+                reason = f"version {version}: {failures[version]}"
+                following = roll_back(state, reason=reason, now_s=self._now())
+                with contextlib.suppress(Conflict):  # another server has ended it
+                    decision = Decision(action=Action.ROLL_BACK, reason=reason)
+                    self._change(stored, following, decision)
+                return
 
     def _watch(self, stored: Stored, state: RolloutState) -> None:
         """Replace a controller that has given no sign of life."""

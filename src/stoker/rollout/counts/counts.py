@@ -26,6 +26,9 @@ from stoker.rollout.state.state import RolloutState
 
 _log = logging.getLogger(__name__)
 
+UNLOADED = "it cannot be loaded"
+"""How the reason begins why a process cannot run a version that it could not load."""
+
 MEASURED = -1
 """Used in place of a stage while the baseline is measured."""
 

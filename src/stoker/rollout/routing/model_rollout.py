@@ -15,6 +15,7 @@ from stoker.core.errors import DataError, UserError
 from stoker.rollout.ab.logs import ABTestLogs
 from stoker.rollout.control.vetoes import Vetoes
 from stoker.rollout.counts.counted_keys import StageKeys
+from stoker.rollout.counts.counts import UNLOADED
 from stoker.rollout.counts.spool import Spool
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.routing.answers import WaitingAnswers
@@ -221,7 +222,7 @@ class ModelRollout:
 
     def _all_failed(self, failed: Mapping[int, str]) -> dict[int, str]:
         """Version -> why it cannot stay under rollout."""
-        unloaded = {version: f"it cannot be loaded: {why}" for version, why in failed.items()}
+        unloaded = {version: f"{UNLOADED}: {why}" for version, why in failed.items()}
         if self._shadow is None:
             return {**unloaded, **self._blamed}
         self._shadow.count_dropped()

@@ -52,9 +52,6 @@ class Runs(Protocol):
     def watched(self, on_overdue: Work) -> Watched:
         """A context that lasts as long as the run; `on_overdue` is called once if the run takes too long."""
 
-    def loading(self) -> Watched:
-        """A context that lasts as long as the model loads: a version under rollout must not load forever."""
-
     def start(self, work: Work) -> None:
         """Run a function in another thread, without waiting; an exception from it is a bug."""
 
@@ -92,9 +89,9 @@ class StuckCallWatchdog:
         self._watch = threading.Thread(target=self._look, name="stoker-runs", daemon=True)
         self._watch.start()
 
-    def of_version(self, model: str, version: int) -> Runs:
-        """A view that watches the runs of one version."""
-        return _VersionRuns(self, (model, version))
+    def of_version(self, model: str, version: int) -> VersionRuns:
+        """A view that watches the runs of one version, and its load."""
+        return VersionRuns(self, (model, version))
 
     def watched(self, on_overdue: Work, owner: Owner | None = None) -> Watched:
         """A context that lasts as long as the run; `on_overdue` is called once if the run takes too long."""
@@ -219,22 +216,26 @@ class StuckCallWatchdog:
         return min(of_all, self._router.max_run_s(*owner, loading=loading))
 
 
-class _VersionRuns:
-    """Watches the runs of one version."""
+class VersionRuns:
+    """Watches the runs of one version, and its load."""
 
     def __init__(self, all_runs: StuckCallWatchdog, owner: Owner) -> None:
         self._all, self._owner = all_runs, owner
 
     def watched(self, on_overdue: Work) -> Watched:
+        """See `Runs`."""
         return Watched(self._all, on_overdue, self._owner)
 
     def loading(self) -> Watched:
+        """A context that lasts as long as the version loads: one under rollout must not load forever."""
         return Watched(self._all, _nobody_waits, self._owner, loading=True)
 
     def start(self, work: Work) -> None:
+        """See `Runs`."""
         self._all.start(work)
 
     def call(self, work: Callable[[], Any], deadline: Deadline) -> Any:
+        """See `Runs`."""
         return self._all.call(work, deadline, self._owner)
 
 

@@ -35,7 +35,7 @@ from stoker.serve.loading.session import load_checked, too_large
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.routing import Router
 from stoker.serve.runtime.gil_yield import GilYield, YieldGil, no_yield
-from stoker.serve.runtime.stuck_call_watchdog import Runs, StuckCallWatchdog
+from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog, VersionRuns
 from stoker.serve.runtime.versions_in_use import LOADING, REQUESTS, VersionsInUse
 from stoker.serve.servables.litert import load_litert
 from stoker.serve.servables.load_error import reason_of
@@ -159,7 +159,7 @@ class Servable:
         runs = self._runs()
         return contextlib.nullcontext() if runs is None else runs.loading()
 
-    def _runs(self) -> Runs | None:
+    def _runs(self) -> VersionRuns | None:
         runs = self._options.runs
         return None if runs is None else runs.of_version(self._model_name, self.version)
 
