@@ -1,4 +1,4 @@
-"""The fault list of tables and files: each is named, none is silent, nothing is left behind.
+"""The fault list of tables and files: each is named, none is silent, and no file remains.
 
 TFRecord has a list of its own (`test_data_tfrecord_faults.py`), images too
 (`test_data_image_faults.py`), and stores that fail (`test_data_remote.py`).
@@ -47,7 +47,7 @@ def folder_of(path: Path, files: int = 3) -> Path:
 
 
 def refusal(source: Path, out: Path, *, max_bad_rows: int = 0) -> str:
-    """What ingest says of a source that it refuses, having left nothing behind."""
+    """The error of ingest for a source that it refuses without leaving a file."""
     with pytest.raises(DataError) as caught:
         ingest(IngestConfig(source=str(source), max_bad_rows=max_bad_rows), out)
     assert not [path for path in out.rglob("*") if path.is_file()]

@@ -40,7 +40,7 @@ def images() -> list[tuple[int, int, bytes]]:
 
 
 def jobs_of(chosen: list[tuple[int, int, bytes]], path: Path) -> NDArray[np.void]:
-    """The whole of each image, written one after another, with the checksums of what is there."""
+    """All bytes of each image, written one after another, with their checksums."""
     path.write_bytes(b"".join(data for _, _, data in chosen))
     jobs = np.zeros(len(chosen), JOB)
     jobs["length"] = [len(data) for _, _, data in chosen]

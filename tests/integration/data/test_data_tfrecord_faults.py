@@ -47,7 +47,7 @@ STARTS = [sum(map(len, FRAMES[:index])) for index in range(RECORDS)]
 
 
 def crafted(length: int) -> bytes:
-    """A header with a right checksum, and nothing behind it."""
+    """A header with a right checksum, and nothing after it."""
     packed = struct.pack("<Q", length)
     return packed + struct.pack("<I", masked_crc(packed))
 
@@ -86,7 +86,7 @@ LAST = STARTS[-1]
 MIDDLE = STARTS[7]
 
 FAULTS: dict[str, tuple[bytes, list[int], int, str]] = {
-    # fault: (the file, the records that are kept, the record at fault, what is said)
+    # fault: (the file, the records that are kept, the bad record, the message)
     "cut in the last header": (WHOLE[: LAST + 5], but(59), 60, "ends inside a header, 5 of 12"),
     "cut in the last payload": (WHOLE[:-10], but(59), 60, "the record is cut"),
     "cut in the last checksum": (WHOLE[:-1], but(59), 60, "the record is cut"),

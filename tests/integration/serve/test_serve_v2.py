@@ -19,7 +19,7 @@ LENGTH = "Inference-Header-Content-Length"
 def ask(
     server: Server, path: str, body: Any = None, tail: bytes = b"", **headers: str
 ) -> tuple[int, Any, bytes]:
-    """Status, the JSON and what stands behind it."""
+    """Status, the JSON and the bytes after it."""
     connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=30)
     raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}

@@ -1,4 +1,4 @@
-"""The whole loop against `Model.fit` on the same batches, in all that a Keras user may bring."""
+"""The loop against `Model.fit` on the same batches, with everything that a Keras user may use."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step that XLA compiles whole: what it learns, and what a batch that is not finite leaves."""
+"""A step that XLA compiles as one program: its results, and its state after a batch that is not finite."""
 
 from __future__ import annotations
 

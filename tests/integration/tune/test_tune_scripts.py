@@ -1,4 +1,4 @@
-"""Scripts as tutorials have them, each run once under the profile: what is said of it, and where."""
+"""Scripts of the kind in tutorials, each profiled once: the findings, and their lines."""
 
 from __future__ import annotations
 

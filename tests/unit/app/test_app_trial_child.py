@@ -1,4 +1,4 @@
-"""What a trial that fails is said to have died of: in one line, and the right one."""
+"""The error of a failed trial names its cause in one line."""
 
 from __future__ import annotations
 

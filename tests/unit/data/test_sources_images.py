@@ -1,4 +1,4 @@
-"""Images: whole ones pass, everything else is named, bombs before they are decoded."""
+"""Images: intact ones pass, others are errors, decompression bombs before they are decoded."""
 
 from __future__ import annotations
 

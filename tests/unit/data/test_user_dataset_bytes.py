@@ -147,7 +147,7 @@ def test_a_last_prefetch_stays_unless_tensorflow_has_one_of_its_own_behind_it(
     with own.shuffled(calls) as batches:
         written = set_to(batches, "PrefetchDataset", 1)
 
-    # TensorFlow puts one of its own behind all passes where it tunes them.
+    # TensorFlow adds one of its own after all passes if it tunes them.
     by_tensorflow = autotune and buffer == tf.data.AUTOTUNE
     assert written == ([] if by_tensorflow else [buffer])
     for one, other in zip(loaded(FeedConfig(), function=prefetched), plain, strict=True):

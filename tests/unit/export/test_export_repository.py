@@ -1,4 +1,4 @@
-"""The model repository: versions that are whole or not there."""
+"""The model repository: versions that are complete or absent."""
 
 from __future__ import annotations
 

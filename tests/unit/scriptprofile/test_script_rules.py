@@ -25,7 +25,7 @@ def findings(*loops: Loop, machine: Machine = MACHINE, **changes: Any) -> list[S
 
 
 def minor(*loops: Loop, **changes: Any) -> dict[str, ScriptFinding]:
-    """What is said to be worth little, by its name."""
+    """The findings of low impact, by kind."""
     said = diagnose([watched(*loops, **changes)], MACHINE).minor
     assert len({each.kind for each in said}) == len(said)
     return {each.kind: each for each in said}

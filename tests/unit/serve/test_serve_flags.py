@@ -74,7 +74,7 @@ def read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
 
 
 def test_without_flags_the_defaults_are_the_configurations_own(read: Read, folder: Path) -> None:
-    """Of both lists of defaults there must be one: what a user does not say is said nowhere else."""
+    """The flags and the configuration have the same defaults."""
     assert read() == ServeConfig(models={"BASE": folder / "BASE"})
 
 

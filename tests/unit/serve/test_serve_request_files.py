@@ -1,4 +1,4 @@
-"""The files of a request log: bounded, whole, and never taken from under a writer."""
+"""The files of a request log: bounded, complete, and never removed while they are written."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The parts of a training's wall time add up to the whole, whatever happens in it."""
+"""The parts of a training's wall time always add up to its total."""
 
 from __future__ import annotations
 
