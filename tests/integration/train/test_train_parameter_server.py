@@ -193,7 +193,7 @@ def test_what_needs_one_step_after_the_other_is_refused_in_one_line(
 
 
 @pytest.mark.soak
-def test_a_worker_that_hangs_is_spoken_of_and_its_step_is_not_given_to_another(
+def test_a_worker_that_hangs_is_reported_and_its_step_is_not_given_to_another(
     answers: dict[str, Any],
 ) -> None:
     """It may be about to send its gradients: only its end would say that they do not come."""
