@@ -162,7 +162,7 @@ def test_a_second_run_goes_on_after_the_last_epoch_of_the_first(answers: dict[st
 def test_after_a_signal_it_saves_the_applied_updates_and_goes_on_from_there(
     answers: dict[str, Any],
 ) -> None:
-    first, again = answers["stopped_by_signal"]["first"], answers["asked_to_end"]["again"]
+    first, again = answers["stopped_by_signal"]["first"], answers["stopped_by_signal"]["again"]
 
     assert first["exit_code"] == 75
     assert 0 < first["saved_step"] < 2 * PER_EPOCH
