@@ -129,7 +129,7 @@ def directory(folder: Path) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("fault", [link_out, link_up, link_loop, fifo, directory])
-def test_what_is_no_file_of_the_folder_is_refused_at_once(
+def test_a_path_that_is_not_a_file_of_the_folder_is_refused_at_once(
     tmp_path: Path, fault: Callable[[Path], None]
 ) -> None:
     source = folder_of(tmp_path / "data")

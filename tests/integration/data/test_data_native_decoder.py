@@ -216,7 +216,7 @@ def compiler_script(path: Path, *, command: str) -> str:
     return str(path)
 
 
-def test_without_a_compiler_opencv_decodes_and_it_is_said_once(
+def test_without_a_compiler_opencv_decodes_and_one_message_says_so(
     machine: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert machine(PATH=str(tmp_path)) == "opencv"

@@ -152,7 +152,7 @@ def test_more_than_one_run_takes_is_several_runs_and_none_needs_a_thread(
     assert off_lane == []
 
 
-def test_requests_behind_each_other_are_answered_in_their_order(
+def test_pipelined_requests_are_answered_in_their_order(
     server: Server, off_lane: list[Any]
 ) -> None:
     """Also where what came first is slower, and where one of them ends the connection."""

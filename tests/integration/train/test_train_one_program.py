@@ -267,7 +267,7 @@ def one_operation_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool],
     return say
 
 
-def test_steps_that_are_no_program_are_the_same_however_calls_are_cut(
+def test_steps_outside_of_a_program_are_the_same_however_calls_are_cut(
     one_operation_at_a_time: Callable[[bool], None],
 ) -> None:
     data, found = data_of(STEPS), []

@@ -287,7 +287,7 @@ def test_the_ways_in_which_pixels_are_scaled_are_known(
 
 
 @pytest.mark.parametrize("where", ["eval", "late"])
-def test_one_value_in_all_splits_tells_that_a_feature_is_no_bytes(
+def test_one_value_in_all_splits_tells_that_a_feature_is_not_bytes(
     where: str, tmp_path: Path
 ) -> None:
     def one_other(split: str) -> tf.data.Dataset[Any]:

@@ -141,7 +141,7 @@ def test_each_setting_is_in_the_command_of_a_job_once_and_the_last_one_counts(
     ]
 
 
-def test_targets_of_an_experiment_are_no_settings_of_its_runs(experiment: Path) -> None:
+def test_targets_of_an_experiment_are_not_settings_of_its_runs(experiment: Path) -> None:
     before = load_experiment(experiment).to_json()
     with (experiment / "stoker.yaml").open("a") as stream:
         stream.write("targets: {desk: {provider: local}}\n")
@@ -301,7 +301,7 @@ def test_a_target_of_the_jobs_own_experiment_is_known_everywhere(
     assert [(each.target, each.state.phase) for each in listed] == [("desk", Phase.DONE)]
 
 
-def test_a_time_limit_is_read_as_it_is_said() -> None:
+def test_a_time_limit_is_read_with_its_unit() -> None:
     assert [seconds_of(text) for text in ("90s", "4h", "1h30m", "1.5d")] == [
         90,
         14400,

@@ -326,7 +326,7 @@ def test_one_model_is_named_by_tensorflow_servings_two_flags(read: Read, folder:
         "--enable_grpc_healthcheck_service",
     ],
 )
-def test_a_flag_that_means_nothing_here_is_said_and_changes_nothing(
+def test_a_flag_without_a_meaning_here_is_reported_and_changes_nothing(
     read: Read, capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
     assert read(flag) == read()
