@@ -11,7 +11,7 @@ from contextlib import closing, contextmanager
 
 PER_S = 100
 CLIENTS = 20
-"""Each sends its share: an answer may take a fifth of a second before one of them falls behind."""
+"""Each sends its share: an answer may take a fifth of a second before one of them is late."""
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Ways in which a training on Slurm is ended in its middle; it goes on by itself, or is submitted again."""
+"""Ways to end a training on Slurm in its middle; it resumes automatically, or is submitted again."""
 
 from __future__ import annotations
 

@@ -226,7 +226,7 @@ class Training:
         found, steps = {}, self.steps(rank)
         starts = sorted({each.start for each in steps})
         for ended, start in itertools.pairwise(starts):
-            # One on a lost machine goes on for a while, in vain.
+            # One on a lost machine goes on for a while without effect.
             begun_s = (self.place / "incarnations" / str(start)).stat().st_mtime
             # Steps of earlier starts do not count: this one may have saved before it was as far as they were.
             reached = max(

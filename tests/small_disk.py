@@ -11,7 +11,7 @@ from pathlib import Path
 
 @contextmanager
 def mounted(folder: Path, *, size: str) -> Iterator[str]:
-    """Mount it on a folder inside the block, if this machine lets us.
+    """Mount it on a folder inside the block, if this machine allows it.
 
     Yields:
         Why it is not mounted; empty if it is.

@@ -1,4 +1,4 @@
-"""The size of everything: on a GPU as the figures require, on the CPU as small as is meaningful."""
+"""All sizes: on a GPU as the figures require, on the CPU as small as is meaningful."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class Fleet:
         await self._kill(self.servers[at].workers())
 
     async def kill_server(self, at: int, *, again: bool = True) -> None:
-        """Kill a whole server, and start another on its port."""
+        """Kill a server with its workers, and start another on its port."""
         await self._all_listen()
         server = self.servers.pop(at)
         # Its workers end with it, a little later.

@@ -91,7 +91,7 @@ class Bench:
 
 @contextmanager
 def at_once() -> Iterator[None]:
-    """Run this thread before all others, if the system lets it; processes that it starts do not inherit that."""
+    """Run this thread before all others, if the system allows it; processes that it starts do not inherit that."""
     policy = os.sched_getscheduler(0)
     try:
         first = os.SCHED_FIFO | os.SCHED_RESET_ON_FORK

@@ -20,7 +20,7 @@ class Constant(prediction_service_pb2_grpc.PredictionServiceServicer):
     """Parses what comes, serializes what goes; nothing between."""
 
     def __init__(self, answer: predict_pb2.PredictResponse) -> None:
-        """Args: answer: to everything."""
+        """Args: answer: the answer to every call."""
         self._answer = answer
 
     def Predict(  # noqa: N802 - the protocol's name

@@ -24,7 +24,7 @@ _START_S = 180.0
 """Longest until a server answers."""
 
 _END_S = 5.0
-"""What a server gets to end by itself."""
+"""Time for a server to end after SIGTERM, seconds."""
 
 PEERS = {
     "fastapi": "FastAPI + uvicorn",

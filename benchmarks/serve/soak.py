@@ -13,7 +13,9 @@ from contextlib import ExitStack
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "benchmarks" / "train"))  # `figures`; it has a `models` too, behind ours
+sys.path.append(
+    str(ROOT / "benchmarks" / "train")
+)  # `figures`; it has a `models` too, which is found after ours
 
 import models  # noqa: E402 - next to this file, which is in no package
 import servers  # noqa: E402 - as above

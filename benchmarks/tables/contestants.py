@@ -179,7 +179,7 @@ def copy(root: Path) -> dict[str, float]:
 
 
 def decode(root: Path) -> dict[str, float]:
-    """Row groups decoded with page checksums and let go of: nothing permuted, nothing handed on."""
+    """Row groups decoded with page checksums and freed: nothing is permuted or passed on."""
     import pyarrow.parquet as pq
 
     texts, rows = [c.name for c in COLUMNS if c.dtype == "string"], train_rows(root)

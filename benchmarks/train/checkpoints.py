@@ -52,7 +52,7 @@ def lines(process: subprocess.Popen[str]) -> Iterator[Line]:
 
 
 def finished(steps: int) -> list[Line]:
-    """A whole run."""
+    """A complete run."""
     with tempfile.TemporaryDirectory() as folder, running(Path(folder), steps) as run:
         found = list(lines(run))
         if run.wait():

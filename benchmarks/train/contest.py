@@ -76,7 +76,7 @@ def entrants(contest: Contest, wanted: Mapping[str, list[Levers]]) -> list[Entra
 
 
 def window_steps(made: list[Entrant]) -> int:
-    """Steps of a turn: the same for all, whole calls of each."""
+    """Steps of a turn: the same for all, complete calls of each."""
     most = max(entrant.levers.steps_per_call for entrant in made)
     step_s = min(entrant.contestant.advance(most).wall_s for entrant in made) / most
     return max(1, round(WINDOW_S / step_s / most)) * most

@@ -19,7 +19,7 @@ AfterSteps = Callable[[int], None]
 
 
 class StoppedError(Exception):
-    """The contest is over: raised in the loop, which lets it through."""
+    """The contest is over: raised in the loop, which does not catch it."""
 
 
 @dataclass(frozen=True, kw_only=True)

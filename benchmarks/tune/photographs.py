@@ -57,7 +57,7 @@ class Device(layers.Layer):
         self._beats = iter(beats.with_options(options))
 
     def call(self, images):
-        # The device reads the whole of a batch; of what it makes of it a little is enough here.
+        # The device reads a complete batch; a little of its output is enough here.
         with tf.control_dependencies([images]), tf.control_dependencies([next(self._beats)]):
             return tf.identity(images[:, ::32, ::32])
 

@@ -73,7 +73,7 @@ def require_namespaces() -> None:
 
 class _Part(Protocol):
     def sync(self) -> None:
-        """Look at everything, and do what is to be done."""
+        """Look at all objects, and do what they require."""
 
 
 class KubernetesCluster:
@@ -108,7 +108,7 @@ class KubernetesCluster:
         """Set: only garbage is collected, and no pod starts."""
 
     def start(self) -> None:
-        """Listen, and let the controllers run."""
+        """Listen, and start the controllers."""
         for resource in CUSTOM:
             self.install(resource)
         for name in ("default", "team"):

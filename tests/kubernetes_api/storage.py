@@ -43,7 +43,7 @@ def now() -> str:
 
 
 def suffix(digits: int = 5) -> str:
-    """Random letters behind a generated name."""
+    """Random letters at the end of a generated name."""
     return "".join(secrets.choice(_LETTERS) for _ in range(digits))
 
 

@@ -68,7 +68,7 @@ def stoker(*arguments: str) -> int:
 def test_the_designs_own_two_files_lead_to_a_served_model(
     sample_data: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """The whole command, its server and both protocols included."""
+    """The command with its server and both protocols."""
     (tmp_path / "stoker.yaml").write_text(DESIGN_YAML)
     (tmp_path / "model.py").write_text(DESIGN_MODEL)
     (tmp_path / "data").mkdir()

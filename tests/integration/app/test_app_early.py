@@ -54,7 +54,7 @@ def rewrite(path: Path) -> None:
     path.write_text(path.read_text().replace("19.", "91."))
 
 
-def test_a_file_changed_after_its_hash_and_before_it_is_read_is_no_part_of_that_key(
+def test_a_file_changed_after_its_hash_and_before_it_is_read_is_not_part_of_that_key(
     folder: Path,
 ) -> None:
     last = folder / "data" / "part-19.csv"
@@ -96,7 +96,7 @@ def test_what_no_column_can_serve_is_refused_before_a_shard_is_written(
     assert not list(folder.rglob("*.parquet"))
 
 
-def test_a_label_that_preprocessing_makes_is_no_column(folder: Path) -> None:
+def test_a_label_that_preprocessing_makes_is_not_a_column(folder: Path) -> None:
     assert ingested(folder, "label=made", "preprocessing=model:build").is_dir()
 
 

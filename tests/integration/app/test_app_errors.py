@@ -138,7 +138,7 @@ def test_a_label_that_is_not_a_number_is_refused(
     assert "label" in capfd.readouterr().err
 
 
-def test_a_missing_value_that_only_the_label_needs_is_no_quiet_class_0(
+def test_a_missing_value_that_only_the_label_needs_does_not_become_class_0(
     folder: Any, capfd: pytest.CaptureFixture[str]
 ) -> None:
     data = folder.path / "data.csv"

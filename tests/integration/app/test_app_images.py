@@ -111,7 +111,7 @@ def test_a_model_learns_from_every_store_and_is_judged_on_originals(
     assert all(map(is_raw, stored)) == ("data.images.store=raw" in overrides)
 
 
-def test_augmentation_where_there_is_no_image_is_refused(tmp_path: Path) -> None:
+def test_augmentation_without_an_image_is_refused(tmp_path: Path) -> None:
     rows = "".join(f"{n},{n % 2}\n" for n in range(200))
     (tmp_path / "data.csv").write_text("n,y\n" + rows)
     (tmp_path / "stoker.yaml").write_text(

@@ -1,4 +1,4 @@
-"""A model of several outputs through the whole chain: from one table to both answers over REST."""
+"""A model of several outputs through all stages: from one table to both answers over REST."""
 
 from __future__ import annotations
 

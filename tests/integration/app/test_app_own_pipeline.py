@@ -1,4 +1,4 @@
-"""`data.pipeline` through the whole chain: a cache changes no weight, and batches are what they say."""
+"""`data.pipeline` through all stages: a cache changes no weight, and batches have the configured sizes."""
 
 from __future__ import annotations
 

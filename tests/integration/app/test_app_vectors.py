@@ -190,7 +190,7 @@ def test_lists_of_varying_length_are_ragged_and_made_dense_by_the_function(
     ]  # DuckDB computes it from the shards
 
 
-def test_padding_behind_the_longest_list_changes_nothing(trained: Trained) -> None:
+def test_padding_after_the_longest_list_changes_nothing(trained: Trained) -> None:
     raw = trained.rows("eval")
     nothing = {"words": np.full((len(raw["words"]), 3), b"", object)}
     nothing["prices"] = np.full((len(raw["words"]), 70), np.nan, np.float32)

@@ -303,7 +303,7 @@ class JobStart:
                 waiting.append(pid)
 
     def continue_training(self) -> None:
-        """Let all go on but the two tasks, and wait until everything that they have started has ended."""
+        """Resume all processes except the two tasks, and wait until the processes that they started have ended."""
         for pid in self.below:
             os.kill(pid, signal.SIGCONT)
         until(lambda: not any(is_alive(pid) for pid in self.below))

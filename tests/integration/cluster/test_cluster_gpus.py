@@ -83,7 +83,7 @@ def test_what_the_driver_says_of_its_gpus_is_reported(driver: Path) -> None:
     assert found["groups"] == [[0, 1]]
 
 
-def test_a_driver_that_is_not_loaded_is_said_and_nothing_fails(driver: Path) -> None:
+def test_a_driver_that_is_not_loaded_is_reported_and_nothing_fails(driver: Path) -> None:
     found = read(driver, NO_DRIVER="1")
 
     assert (found["driver"], found["states"]) == (None, [])
@@ -339,7 +339,7 @@ def test_doctor_tells_of_this_machine_as_json(
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_tensorflow_that_does_not_start_in_time_is_said(
+def test_a_tensorflow_that_does_not_start_in_time_is_reported(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     code = invoke(["doctor", "--no-disk", "--timeout-s", "0.05"], debug=False)

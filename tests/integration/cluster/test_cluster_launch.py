@@ -202,7 +202,9 @@ def test_a_worker_that_beats_without_a_step_is_named_with_its_stack(tmp_path: Pa
     require_same_weights(tmp_path)
 
 
-def test_restarts_have_a_budget_and_the_error_says_who_failed_and_how(tmp_path: Path) -> None:
+def test_restarts_have_a_budget_and_the_error_names_the_worker_and_how_it_failed(
+    tmp_path: Path,
+) -> None:
     (tmp_path / "fault-1").write_text("if step == 10: os.kill(os.getpid(), signal.SIGSEGV)")
 
     with pytest.raises(WorkerFailed) as caught:

@@ -49,7 +49,7 @@ class Faults:
     """So many bodies of objects end in the middle, and the connection with them."""
 
     deny_after: int | None = None
-    """So many requests for content are let through, then all are answered 403."""
+    """This many requests for content are answered, then all get 403."""
 
     pause_s: float = 0.0
     """Pause within each body, seconds."""

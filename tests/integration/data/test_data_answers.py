@@ -240,7 +240,7 @@ def test_scores_agree_with_themselves_and_another_first_class_is_another_answer(
 
 
 @given(scores)
-def test_a_tie_is_no_other_answer(given_scores: NDArray[np.float32]) -> None:
+def test_a_tie_is_not_another_answer(given_scores: NDArray[np.float32]) -> None:
     top = np.abs(given_scores).max(axis=1, keepdims=True).astype(np.float64) + 1
     tied = np.concatenate([given_scores, top, top * (1 - TIE / 4)], axis=1)
     turned = np.concatenate([given_scores, top * (1 - TIE / 4), top], axis=1)

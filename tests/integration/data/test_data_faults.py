@@ -1,4 +1,4 @@
-"""The fault list of tables and files: each is named, none is silent, nothing is left behind.
+"""The fault list of tables and files: each is named, none is silent, and no file remains.
 
 TFRecord has a list of its own (`test_data_tfrecord_faults.py`), images too
 (`test_data_image_faults.py`), and stores that fail (`test_data_remote.py`).
@@ -47,7 +47,7 @@ def folder_of(path: Path, files: int = 3) -> Path:
 
 
 def refusal(source: Path, out: Path, *, max_bad_rows: int = 0) -> str:
-    """What ingest says of a source that it refuses, having left nothing behind."""
+    """The error of ingest for a source that it refuses without leaving a file."""
     with pytest.raises(DataError) as caught:
         ingest(IngestConfig(source=str(source), max_bad_rows=max_bad_rows), out)
     assert not [path for path in out.rglob("*") if path.is_file()]
@@ -129,7 +129,7 @@ def directory(folder: Path) -> None:
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("fault", [link_out, link_up, link_loop, fifo, directory])
-def test_what_is_no_file_of_the_folder_is_refused_at_once(
+def test_a_path_that_is_not_a_file_of_the_folder_is_refused_at_once(
     tmp_path: Path, fault: Callable[[Path], None]
 ) -> None:
     source = folder_of(tmp_path / "data")

@@ -305,7 +305,7 @@ def test_a_shard_that_is_cut_replaced_or_gone_while_it_is_read_is_named(
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_a_file_cut_behind_an_open_descriptor_gives_an_error_and_no_crash(
+def test_a_file_that_is_cut_while_it_is_open_gives_an_error_and_no_crash(
     name: str, stretched: Dataset, tmp_path: Path
 ) -> None:
     dataset = copied(stretched, tmp_path / "data")

@@ -190,7 +190,7 @@ TURNED = {
 }
 
 
-def test_each_orientation_in_both_byte_orders_stands_as_another_decoder_stands_it() -> None:
+def test_each_orientation_in_both_byte_orders_is_as_another_decoder_has_it() -> None:
     for lying in (False, True):
         size = (WIDTH, HEIGHT) if lying else (HEIGHT, WIDTH)
         some = {key: data for key, data in TURNED.items() if (key[0] >= 5) == lying}

@@ -58,7 +58,7 @@ def undisturbed(source: Path, tmp_path_factory: pytest.TempPathFactory) -> Datas
 
 
 def kill_once(source: Path, out: Path, *, after: int) -> None:
-    """Kill an ingest when more than so many shards are there, whole or not."""
+    """Kill an ingest when more than this many shards exist, complete or not."""
     process = subprocess.Popen([sys.executable, "-c", INGEST, str(source), str(out)])
     deadline_s = time.monotonic() + 600
     while process.poll() is None and len(list(out.glob("train/*.parquet"))) <= after:

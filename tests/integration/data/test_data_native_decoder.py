@@ -40,7 +40,7 @@ def images() -> list[tuple[int, int, bytes]]:
 
 
 def jobs_of(chosen: list[tuple[int, int, bytes]], path: Path) -> NDArray[np.void]:
-    """The whole of each image, written one after another, with the checksums of what is there."""
+    """All bytes of each image, written one after another, with their checksums."""
     path.write_bytes(b"".join(data for _, _, data in chosen))
     jobs = np.zeros(len(chosen), JOB)
     jobs["length"] = [len(data) for _, _, data in chosen]
@@ -216,7 +216,7 @@ def compiler_script(path: Path, *, command: str) -> str:
     return str(path)
 
 
-def test_without_a_compiler_opencv_decodes_and_it_is_said_once(
+def test_without_a_compiler_opencv_decodes_and_one_message_says_so(
     machine: Callable[..., str], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     assert machine(PATH=str(tmp_path)) == "opencv"

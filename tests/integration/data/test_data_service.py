@@ -360,7 +360,9 @@ def test_too_few_workers_are_waited_for_and_then_named(service: Running) -> None
         wait_until_ready(service.said["address"], workers=3, timeout_s=1)
 
 
-def test_status_says_who_answers(service: Running, capfd: pytest.CaptureFixture[str]) -> None:
+def test_status_names_the_processes_that_answer(
+    service: Running, capfd: pytest.CaptureFixture[str]
+) -> None:
     assert stoker("status", service.said["address"], "--json") == 0
 
     found = json.loads(capfd.readouterr().out)
@@ -369,7 +371,7 @@ def test_status_says_who_answers(service: Running, capfd: pytest.CaptureFixture[
 
 
 @pytest.mark.soak
-def test_workers_can_join_a_dispatcher_and_are_missed_when_they_are_gone_and_none_is_left_behind(
+def test_workers_can_join_a_dispatcher_and_are_missed_when_they_are_gone_and_none_remains(
     tmp_path: Path,
     copy: RecordCopy,
     transform: Transform,

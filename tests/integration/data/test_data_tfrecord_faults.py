@@ -47,7 +47,7 @@ STARTS = [sum(map(len, FRAMES[:index])) for index in range(RECORDS)]
 
 
 def crafted(length: int) -> bytes:
-    """A header with a right checksum, and nothing behind it."""
+    """A header with a right checksum, and nothing after it."""
     packed = struct.pack("<Q", length)
     return packed + struct.pack("<I", masked_crc(packed))
 
@@ -86,7 +86,7 @@ LAST = STARTS[-1]
 MIDDLE = STARTS[7]
 
 FAULTS: dict[str, tuple[bytes, list[int], int, str]] = {
-    # fault: (the file, the records that are kept, the record at fault, what is said)
+    # fault: (the file, the records that are kept, the bad record, the message)
     "cut in the last header": (WHOLE[: LAST + 5], but(59), 60, "ends inside a header, 5 of 12"),
     "cut in the last payload": (WHOLE[:-10], but(59), 60, "the record is cut"),
     "cut in the last checksum": (WHOLE[:-1], but(59), 60, "the record is cut"),
@@ -282,7 +282,7 @@ def test_damage_inside_gzip_is_an_error_or_changes_nothing(tmp_path: Path) -> No
     [b"a,b\n1,2\n" * 50, b"PAR1 and more", gzip.compress(b"a,b\n1,2\n"), bytes(10_000)],
     ids=["CSV", "Parquet", "gzip of CSV", "zeros"],
 )
-def test_a_file_that_is_no_tfrecord_is_an_error_even_where_bad_records_are_allowed(
+def test_a_file_that_is_not_a_tfrecord_is_an_error_even_where_bad_records_are_allowed(
     tmp_path: Path, content: bytes
 ) -> None:
     with pytest.raises(DataError, match=r"data\.tfrecord must hold TFRecord data"):
@@ -388,7 +388,7 @@ def test_a_feature_of_bytes_that_are_neither_text_nor_image_is_one_error(tmp_pat
         ids(tmp_path, write(tmp_path, b"".join(raw)))
 
 
-def test_two_equal_files_are_said_to_be_copies(
+def test_two_equal_files_are_reported_as_copies(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     source = tmp_path / "source"

@@ -108,7 +108,7 @@ def test_no_image_at_all_gives_an_empty_batch(dataset: Dataset, tmp_path: Path) 
     assert found["image"].shape.as_list() == [0, 8, 6, 3]
 
 
-def test_bytes_that_are_no_image_are_refused(tmp_path: Path) -> None:
+def test_bytes_that_are_not_an_image_are_refused(tmp_path: Path) -> None:
     images = [encode(pixels, ".png") for pixels in PIXELS[:3]] + [b"<html>"]
 
     with pytest.raises(ConfigError, match="must work on every row"):

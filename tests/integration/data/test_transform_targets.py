@@ -87,7 +87,7 @@ def test_a_class_that_only_the_eval_split_has_is_refused_in_every_label(
         require_known_labels(transform, dataset, "eval")
 
 
-def test_a_raw_weight_is_no_feature_and_no_input_of_serving(
+def test_a_raw_weight_is_neither_a_feature_nor_an_input_of_serving(
     flowers: Dataset, tmp_path: Path
 ) -> None:
     transform = build_transform(

@@ -229,7 +229,9 @@ def test_a_container_that_was_started_again_shows_what_it_printed_before(
         assert [each.partition("Z ")[2] for each in found] == ["start 0", "start 1"], until
 
 
-def test_who_follows_a_log_hears_that_the_token_has_expired(kubernetes: KubernetesJobs) -> None:
+def test_a_log_that_is_followed_ends_with_an_error_if_the_token_has_expired(
+    kubernetes: KubernetesJobs,
+) -> None:
     job = kubernetes.submit("expires", "2000", workers=1)
     lines: list[Any] = []
     follower = in_thread(kubernetes.provider().log_lines(job.id, worker=None, follow=True), lines)

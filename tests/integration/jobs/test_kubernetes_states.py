@@ -107,7 +107,9 @@ SAID = [
 """State of a pod -> what the job says."""
 
 
-def test_what_a_node_says_of_a_pod_is_said_with_its_remedy(kubernetes: KubernetesJobs) -> None:
+def test_the_reason_that_a_node_gives_for_a_pod_is_reported_with_its_remedy(
+    kubernetes: KubernetesJobs,
+) -> None:
     """Only the states are played: no pod of this job runs."""
     cluster = kubernetes.cluster
     cluster.paused.set()

@@ -1,4 +1,4 @@
-"""Submissions to Kubernetes: once however often they are repeated, whole or not at all, each refusal in one line."""
+"""Submissions to Kubernetes: once however often they are repeated, completely or not at all, each refusal in one line."""
 
 from __future__ import annotations
 

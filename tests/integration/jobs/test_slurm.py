@@ -272,7 +272,7 @@ def test_lost_answers_make_no_second_job_and_lose_none(
     counting.cluster.run("scancel", *numbers)
 
 
-def test_a_start_whose_machine_was_lost_writes_no_more(disturbed: Disturbed) -> None:
+def test_a_start_whose_machine_was_lost_writes_nothing_more(disturbed: Disturbed) -> None:
     cluster = disturbed.counting.cluster
     down = ("sinfo", "--noheader", "--states=down", "--format=%N")
     wait_until(lambda: "n4" in cluster.run(*down), "loss of the machine")

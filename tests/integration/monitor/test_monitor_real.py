@@ -248,7 +248,7 @@ def test_a_full_disk_under_the_time_series_is_one_line_and_all_else_goes_on(
     assert stack.wait_for(f'timestamp(up{{job="stoker-train"}}) > {after_s}')
 
 
-def test_a_run_that_has_ended_is_no_target(watched: Watched) -> None:
+def test_a_run_that_has_ended_is_not_a_target(watched: Watched) -> None:
     """The last of these tests."""
     assert len(live_targets(watched.runs)) == 1
 

@@ -101,7 +101,9 @@ def test_the_numbers_of_a_query_decide(prometheus: str, query: str, verdict: Ver
     ("query", "why"),
     [("up[1m]", "the query gives a matrix"), ('"text"', "the query gives a string")],
 )
-def test_what_is_no_number_is_no_answer(prometheus: str, query: str, why: str) -> None:
+def test_a_value_that_is_not_a_number_gives_no_answer(
+    prometheus: str, query: str, why: str
+) -> None:
     with pytest.raises(NoAnswerError, match=why):
         query_numbers(prometheus, query, timeout_s=10.0)
 

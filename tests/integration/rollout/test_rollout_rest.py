@@ -132,7 +132,7 @@ def test_a_key_of_predict_gets_the_verdict_and_a_server_without_rollouts_has_no_
 
 
 @pytest.mark.parametrize(("peer", "refused"), [("10.0.0.7", True), ("127.0.0.1", False)])
-def test_without_keys_another_machine_is_no_admin(peer: str, refused: bool) -> None:
+def test_without_keys_another_machine_is_not_an_admin(peer: str, refused: bool) -> None:
     scope = {"client": (peer, 5), "headers": []}
     expected = pytest.raises(HttpError) if refused else contextlib.nullcontext()
     with expected:

@@ -27,7 +27,7 @@ from stoker.serve.process.server import Server
 
 
 class Gate:
-    """A model whose runs the test lets through one by one; it doubles, and refuses 13."""
+    """A model whose runs the test starts one by one; it doubles, and refuses 13."""
 
     def __init__(self) -> None:
         self.sizes: list[int] = []

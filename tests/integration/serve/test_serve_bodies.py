@@ -1,4 +1,4 @@
-"""Bodies that say how long they are, however they are cut, and whatever comes behind them."""
+"""Bodies with a length, however they are cut, and whatever follows them."""
 
 from __future__ import annotations
 
@@ -119,7 +119,7 @@ def test_requests_sent_at_once_are_answered_in_order_wherever_they_are_cut(
 def test_one_that_ends_with_a_piece_leaves_nothing_to_the_next_one(client: Client) -> None:
     for number in range(5):
         whole = request(number, size=LARGE)
-        # The last piece holds the rest of a body and nothing else, or the whole of the next head.
+        # The last piece holds the rest of a body and nothing else, or the complete next head.
         client.send(whole, [len(whole) - LARGE, LARGE - number])
         assert client.read() == answer(number)
 
@@ -224,7 +224,7 @@ def test_a_body_that_no_code_reads_stays_in_the_connection(server: Server) -> No
 
 
 def test_a_body_is_not_trusted_beyond_its_length(client: Client) -> None:
-    """What is behind it is a request, however it looks to the model."""
+    """The bytes after it are a request, even if they look like input of the model."""
     short = request(3.0, size=LARGE)
     client.send(short + b'{"instances": [[9.0]]}\r\n\r\n')
 

@@ -126,7 +126,7 @@ def test_what_is_not_base64_is_refused(ask: Ask, text: str) -> None:
         ),
     ],
 )
-def test_what_is_wrong_is_said_in_its_words(
+def test_wrong_requests_are_errors_in_tensorflow_servings_words(
     ask: Ask, method: str, path: str, body: Any, said: str
 ) -> None:
     answer = ask(path, body, method=method)

@@ -121,7 +121,7 @@ def test_regress_is_answered_as_documented(port: int, ask_at: Ask) -> None:
         ),
     ],
 )
-def test_a_model_that_is_not_there_is_said_as_tensorflow_serving_says_it(
+def test_an_unknown_model_is_an_error_in_tensorflow_servings_words(
     port: int, ask_at: Ask, path: str, said: str
 ) -> None:
     answer = ask_at(port, path, {"instances": [1.0]})

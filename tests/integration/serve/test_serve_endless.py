@@ -238,7 +238,7 @@ def test_what_is_run_apart_is_answered_joined_and_refused_as_ever(
 
 @pytest.fixture(scope="module")
 def turns_a_s(repository: Repository) -> float:
-    """How often the loop turns in a second: what burns a core must still end by itself, and soon."""
+    """How often the loop turns in a second: a loop that burns a core must still end, and soon."""
     runs = StuckCallWatchdog(max_run_s=60.0)
     model = load_model(repository.base("counts") / "1")
     one = Batcher(model, BatchingConfig(), runs=runs, may_not_end=True)
@@ -263,7 +263,7 @@ def test_a_client_waits_as_long_as_he_will_whatever_the_model_does(
     with pytest.raises(ServeError) as error:
         ask(one, long + 1, leaving)
     assert error.value.code is Code.CANCELLED
-    assert ask(one, 3) == [3]  # behind the two that are left to end
+    assert ask(one, 3) == [3]  # after the two that may end
     assert not runs.stuck
 
 

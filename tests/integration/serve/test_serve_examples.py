@@ -129,7 +129,7 @@ def test_a_signature_of_several_inputs_is_refused(ask: Ask) -> None:
     assert (answer.status, answer.json()["error"]) == (400, "Expected one input Tensor.")
 
 
-def test_grpc_classifies_and_regresses_and_names_who_answered(stub: Any) -> None:
+def test_grpc_classifies_and_regresses_and_names_the_version(stub: Any) -> None:
     rows = [example(x=0.0), example(x=2.0)]
 
     classified = stub.Classify(filled(classification_pb2.ClassificationRequest(), *rows))

@@ -151,7 +151,7 @@ def by_rest(server: Server, ask_at: AskAt, value: float) -> float:
 
 
 def waiting(server: Server) -> int:
-    """Requests in the queue of the model, behind the one that runs."""
+    """Requests in the queue of the model, after the one that runs."""
     with server.models.get("half").use() as (_, batcher):
         return len(batcher._queues["serving_default"]._waiting)
 

@@ -292,7 +292,7 @@ def test_a_client_that_breaks_the_protocol_gets_an_error_and_is_cut_off_and_othe
         assert values(other.answers()[1][1]) == [2.5]
 
 
-def test_what_is_no_http2_is_cut(strict: Server) -> None:
+def test_a_connection_that_is_not_http2_is_cut(strict: Server) -> None:
     with talk(strict.grpc_port, greeted=False) as client:
         client.say(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
         while client.next(2) is not None:
@@ -472,7 +472,7 @@ def test_what_a_few_bytes_stand_for_is_not_made_in_the_loop(
     assert seen == []
 
 
-def test_a_stream_that_is_reset_leaves_nothing_behind(patient: Server) -> None:
+def test_a_stream_that_is_reset_leaves_nothing(patient: Server) -> None:
     watch = [*CALL[:2], (":path", "/grpc.health.v1.Health/Watch"), *CALL[3:]]
     empty = b"\x00\x00\x00\x00\x00"
     with talk(patient.grpc_port) as client:
@@ -536,7 +536,7 @@ def test_a_call_that_has_ended_keeps_nothing(patient: Server) -> None:
         {"grpc.max_receive_message_length": -2},
     ],
 )
-def test_a_setting_of_grpc_that_is_none_is_said_at_the_start(
+def test_a_wrong_setting_of_grpc_is_an_error_at_the_start(
     base: Path, given: dict[str, Any]
 ) -> None:
     with pytest.raises(ConfigError, match=next(iter(given))):

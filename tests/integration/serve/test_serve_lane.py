@@ -152,7 +152,7 @@ def test_more_than_one_run_takes_is_several_runs_and_none_needs_a_thread(
     assert off_lane == []
 
 
-def test_requests_behind_each_other_are_answered_in_their_order(
+def test_pipelined_requests_are_answered_in_their_order(
     server: Server, off_lane: list[Any]
 ) -> None:
     """Also where what came first is slower, and where one of them ends the connection."""
@@ -350,7 +350,7 @@ def test_a_model_that_is_slow_that_loops_or_that_waits_for_company_is_not_waited
         each._usual_s = QUICK_S / 10
     assert (quick.is_quick, looping.is_quick, timed.is_quick) == (True, False, False)
     quick.submit(rows_of(1.0))
-    assert quick.is_quick, "one run that was held up is not the rule"
+    assert quick.is_quick, "one delayed run does not make a model slow"
     for _ in range(40):
         quick.submit(rows_of(1.0))
     assert not quick.is_quick
@@ -394,7 +394,7 @@ def test_an_output_that_lost_its_rows_later_is_left_to_each_and_counted_there() 
 def test_a_head_that_came_before_is_no_more_than_its_own_request(
     server: Server, off_lane: list[Any]
 ) -> None:
-    """Byte for byte the same head: with another body, in parts, with more behind it, without its end."""
+    """Byte for byte the same head: with another body, in parts, with more after it, without its end."""
     protocol: Any = server._rest.config.http_protocol_class
     heads = protocol.lane.heads
     one, two = post(PATH, b'{"instances": [1.0]}'), post(PATH, b'{"instances": [3.0]}')

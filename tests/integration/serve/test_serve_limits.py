@@ -114,7 +114,7 @@ def test_a_request_that_is_too_large_or_no_http_is_refused(
     assert b"Traceback" not in answer
 
 
-def test_what_is_wrong_behind_a_request_does_not_take_its_answer(strict: Server) -> None:
+def test_wrong_bytes_after_a_request_do_not_prevent_its_answer(strict: Server) -> None:
     body = json.dumps(ROW).encode()
     good = HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + body
 
@@ -506,7 +506,7 @@ def test_clients_that_never_shake_hands_are_counted(
             assert time.monotonic() < until_s
 
 
-def test_who_never_ends_his_handshake_is_closed(
+def test_a_handshake_that_never_ends_is_closed(
     base: Path, tmp_path: Path, certificates: Certificates
 ) -> None:
     file = ssl_file(tmp_path, certificates, verify=False)

@@ -181,9 +181,7 @@ def test_a_signature_of_tensorflow_in_the_file_names_inputs_and_outputs(
         load_litert(in_folder(tmp_path / "2", gone), interpreters=1)
 
 
-def test_what_it_does_not_take_is_said_and_the_next_call_is_answered(
-    served: Server, ask_at: Ask
-) -> None:
+def test_wrong_inputs_are_errors_and_the_next_call_is_answered(served: Server, ask_at: Ask) -> None:
     path = "/v1/models/only:predict"
 
     wrong: tuple[object, ...] = (
@@ -272,7 +270,7 @@ def renamed(content: bytes, tensors: str, *names: bytes) -> bytes:
     return changed(content, change)
 
 
-def test_tensors_whose_names_differ_in_the_number_alone_stay_apart(tmp_path: Path) -> None:
+def test_tensors_whose_names_differ_only_in_the_number_stay_apart(tmp_path: Path) -> None:
     spec = tf.TensorSpec([1], tf.float32)
     content = converted(lambda a, b: {"s": a + b, "d": a - b}, spec, spec)
     content = renamed(renamed(content, "inputs", b"x:0", b"x:1"), "outputs", b"P:0", b"P:1")

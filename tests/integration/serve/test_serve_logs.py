@@ -400,7 +400,7 @@ def test_a_wrong_logging_config_is_refused(tmp_path: Path, inside: str, said: st
         read_model_config(tmp_path / "models")
 
 
-def test_an_access_log_that_cannot_be_written_is_said_at_the_start(tmp_path: Path) -> None:
+def test_an_access_log_that_cannot_be_written_is_reported_at_the_start(tmp_path: Path) -> None:
     config = ServeConfig(
         models={"m": tmp_path}, access_log=str(tmp_path / "no" / "x"), rest_port=0, grpc_port=0
     )

@@ -74,7 +74,7 @@ class Running:
 
 @contextmanager
 def running(flags: list[str], folder: Path) -> Iterator[Running]:
-    """The command until it said that it serves; ended by SIGTERM, which must leave 0 behind."""
+    """The command from its ready message on; it is ended by SIGTERM, and must exit with 0."""
     ports = dict(zip(("--rest_api_port", "--port"), free_ports(), strict=True))
     others = [f for f in flags if f.partition("=")[0] not in ports]
     arguments = [f.replace("=/srv", f"={folder}") for f in others]

@@ -296,7 +296,7 @@ def test_a_damaged_model_is_refused_with_tensorflow_s_reason(tmp_path: Path) -> 
         load_checked(path, other)
 
 
-def test_nodes_come_behind_what_they_need() -> None:
+def test_nodes_come_after_their_inputs() -> None:
     graph = graph_pb2.GraphDef()
     for name, inputs in {"c": ["b:1", "^a"], "b": ["a"], "a": [], "r": ["s"], "s": ["r"]}.items():
         graph.node.add(name=name, op="NoOp", input=inputs)

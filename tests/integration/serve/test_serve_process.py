@@ -98,7 +98,7 @@ def test_sigterm_turns_readiness_off_answers_what_is_under_way_and_exits_0(
 
 
 @pytest.mark.parametrize("taken", ["rest_port", "grpc_port"])
-def test_a_port_that_is_taken_is_said_in_one_line(base: Path, taken: str) -> None:
+def test_a_port_that_is_taken_is_reported_in_one_line(base: Path, taken: str) -> None:
     with socket.socket() as holder:
         holder.bind(("127.0.0.1", 0))
         holder.listen()

@@ -134,7 +134,7 @@ def test_an_infer_by_what_reflection_alone_says_is_answered(channel: grpc.Channe
 
 
 @pytest.mark.parametrize("service", REFLECTION)
-def test_what_is_not_there_is_said_and_the_stream_goes_on(
+def test_an_unknown_symbol_is_an_error_and_the_stream_goes_on(
     channel: grpc.Channel, service: str
 ) -> None:
     *missing, last = answers(

@@ -98,7 +98,7 @@ def test_an_image_is_sent_as_base64(ask: Ask) -> None:
     assert answer.json() == {"predictions": [[5, 7, 3]]}
 
 
-def test_bytes_that_are_no_image_are_the_clients_fault(ask: Ask) -> None:
+def test_bytes_that_are_not_an_image_are_the_clients_fault(ask: Ask) -> None:
     answer = ask("/v1/models/image:predict", {"instances": [{"b64": "aGVsbG8="}]})
 
     assert answer.status == 400
@@ -278,14 +278,16 @@ def test_a_wrong_string_is_refused(ask: Ask, body: bytes, said: str) -> None:
         ("/v1/", 400, "Malformed request"),
     ],
 )
-def test_what_is_not_there_is_said(ask: Ask, path: str, status: int, message: str) -> None:
+def test_an_unknown_model_or_version_is_an_error(
+    ask: Ask, path: str, status: int, message: str
+) -> None:
     answer = ask(path)
 
     assert answer.status == status
     assert message in answer.json()["error"]
 
 
-def test_an_unknown_signature_is_said_in_tensorflow_servings_words(ask: Ask) -> None:
+def test_an_unknown_signature_is_an_error_in_tensorflow_servings_words(ask: Ask) -> None:
     answer = ask(f"{HALF}:predict", {"signature_name": "nope", "instances": [1.0]})
 
     assert answer.json() == {"error": 'Serving signature name: "nope" not found in signature def'}

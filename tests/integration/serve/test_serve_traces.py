@@ -212,7 +212,7 @@ def test_a_request_without_a_trace_or_with_a_broken_one_begins_its_own(served: S
         assert values(span.attributes)["stoker.rows"] == 3
 
 
-def test_a_refused_request_has_a_span_that_is_no_error_of_the_server(served: Served) -> None:
+def test_a_refused_request_has_a_span_that_is_not_an_error_of_the_server(served: Served) -> None:
     refused = one(served, stoker__request_id="no")
     unknown = one(served, http__response__status_code=404)
 
@@ -373,7 +373,7 @@ def test_opentelemetrys_own_switch_turns_it_off(
         ("OTEL_BSP_MAX_EXPORT_BATCH_SIZE", "1000000", "OTEL_"),
     ],
 )
-def test_a_wrong_variable_is_said_at_the_start(
+def test_a_wrong_variable_is_reported_at_the_start(
     base: Path, monkeypatch: pytest.MonkeyPatch, name: str, value: str, said: str
 ) -> None:
     monkeypatch.setenv(name, value)

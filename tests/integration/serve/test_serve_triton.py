@@ -110,7 +110,7 @@ def test_its_http_client_may_compress_by_deflate(said: dict[str, dict[str, Any]]
     ("client", "refused", "not_found"),
     [("http", "400", "404"), ("grpc", "StatusCode.INVALID_ARGUMENT", "StatusCode.NOT_FOUND")],
 )
-def test_what_is_wrong_is_said_in_its_own_errors(
+def test_wrong_requests_raise_the_clients_own_errors(
     said: dict[str, dict[str, Any]], client: str, refused: str, not_found: str
 ) -> None:
     found = said[client]

@@ -19,7 +19,7 @@ LENGTH = "Inference-Header-Content-Length"
 def ask(
     server: Server, path: str, body: Any = None, tail: bytes = b"", **headers: str
 ) -> tuple[int, Any, bytes]:
-    """Status, the JSON and what stands behind it."""
+    """Status, the JSON and the bytes after it."""
     connection = http.client.HTTPConnection("127.0.0.1", server.rest_port, timeout=30)
     raw = body if isinstance(body, bytes) or body is None else json.dumps(body).encode()
     named = {name.replace("_", "-"): value for name, value in headers.items()}
@@ -121,7 +121,7 @@ def test_binary_tensors_go_both_ways_and_mixed(server: Server) -> None:
     assert (said["outputs"][0]["data"], rest) == ([3, 7], b"")
 
 
-def test_texts_go_as_json_and_as_bytes_behind_their_lengths(server: Server) -> None:
+def test_texts_go_as_json_and_as_bytes_after_their_lengths(server: Server) -> None:
     path = "/v2/models/words/infer"
     body = {"inputs": [tensor("word", "BYTES", [2], data=["cash", "ü"])]}
     _, said, _ = ask(server, path, body)
@@ -208,5 +208,5 @@ def test_what_is_wrong_gets_400_and_the_reason(
         (f"{HALF}/else", 404),
     ],
 )
-def test_a_path_that_is_none_is_said(server: Server, path: str, status: int) -> None:
+def test_an_unknown_path_is_an_error(server: Server, path: str, status: int) -> None:
     assert ask(server, path)[0] == status

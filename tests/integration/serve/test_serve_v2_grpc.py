@@ -117,7 +117,7 @@ def wrong_field() -> Any:
         (infer("none", HALF), "NOT_FOUND", "Servable not found"),
     ],
 )
-def test_what_is_wrong_is_said(ask: Ask, request_: Any, code: str, said: str) -> None:
+def test_wrong_requests_are_errors(ask: Ask, request_: Any, code: str, said: str) -> None:
     with pytest.raises(grpc.RpcError) as error:
         ask("ModelInfer", request=request_)
     assert error.value.code().name == code

@@ -72,7 +72,7 @@ def numbers(*shape: int) -> list[tf.TensorSpec]:
 
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A perceptron; one behind a transform of text; what no form has a word for; a table."""
+    """A perceptron; one after a transform of text; operations that no format has; a table."""
     folder = tmp_path_factory.mktemp("models")
     keras.utils.set_random_seed(1)
     dense = keras.Sequential(
@@ -324,7 +324,7 @@ def test_the_versions_of_the_command_are_those_that_are_tested() -> None:
 def test_an_experiment_is_converted_with_its_own_rows(
     tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    """Words through a vocabulary, missing numbers: the model behind the transform is carried."""
+    """Words through a vocabulary, missing numbers: the model after the transform is converted."""
     folder = tmp_path / "small"
     folder.mkdir()
     (folder / "stoker.yaml").write_text(STOKER_YAML)

@@ -17,7 +17,7 @@ from stoker.train.checkpoints.writer import CheckpointWriter
 from stoker.train.config import CheckpointConfig
 
 LAST = 2
-"""Saves; the second one lets the first one go."""
+"""Saves; the second one removes the first one."""
 
 
 def write_to_the_end(folder: Path) -> int:

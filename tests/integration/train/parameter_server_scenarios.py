@@ -279,9 +279,9 @@ def stopped_by_signal(scene: Scene) -> dict[str, Any]:
     def tell(progress: Progress) -> None:
         scene.preemption.requested = True
 
-    first, _ = scene.fit("stopped", momentum, epochs=2, tell=tell)
+    first, _ = scene.fit("by_signal", momentum, epochs=2, tell=tell)
     scene.preemption.requested = False
-    again, _ = scene.fit("stopped", momentum, epochs=2)
+    again, _ = scene.fit("by_signal", momentum, epochs=2)
     return {"first": first, "again": again}
 
 
@@ -374,7 +374,7 @@ def sent_twice(scene: Scene) -> dict[str, Any]:
 
 
 def stopped(scene: Scene) -> dict[str, Any]:
-    """kill -STOP of a worker, which goes on some seconds after it has been spoken of."""
+    """kill -STOP of a worker, which is resumed some seconds after the warning."""
     said: list[str] = []
     spoken, begun = threading.Event(), threading.Event()
 

@@ -81,7 +81,7 @@ def synced(features: dict[str, Any]) -> keras.Model:
 
 @keras.saving.register_keras_serializable()
 class Seen(layers.Layer):  # type: ignore[misc]  # Keras has no types
-    """Keeps which units of its first row were not dropped, on each replica by itself."""
+    """Keeps which units of its first row were not dropped, on each replica separately."""
 
     def build(self, shape: Any) -> None:
         self.units = self.add_weight(

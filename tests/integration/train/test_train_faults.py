@@ -62,7 +62,7 @@ ROWS = {
     ),
     "35: divergence": (
         "integration/train/test_train_numbers.py",
-        "test_divergence_is_said_and_recorded",
+        "test_divergence_is_reported_and_recorded",
     ),
     "35: the loss scale falls and falls": (
         "unit/train/test_train_health_trends.py",
@@ -150,7 +150,7 @@ ROWS = {
     ),
     "50: a gate's metric is NaN or missing": (
         "unit/evaluate/test_evaluate_gates.py",
-        "test_a_metric_that_is_no_number_fails_every_gate_that_names_it",
+        "test_a_metric_that_is_not_a_number_fails_every_gate_that_names_it",
     ),
     "50: the split is empty": (
         "unit/evaluate/test_evaluate_gates.py",

@@ -492,7 +492,7 @@ def test_the_error_of_a_callback_names_the_users_line(
         ("failing", "train.callbacks: own_callbacks:failing failed (own_callbacks.py"),
     ],
 )
-def test_what_is_no_list_of_callbacks_is_refused(folder: Path, function: str, said: str) -> None:
+def test_callbacks_that_are_not_a_list_are_refused(folder: Path, function: str, said: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(said)):
         load_callbacks(folder, f"own_callbacks:{function}")()
 
@@ -546,7 +546,7 @@ def test_only_callbacks_that_need_it_get_one_step_a_call(
     assert hooks.has_batch_hooks is every_step
 
 
-def test_what_a_callback_holds_and_cannot_be_stored_is_said_once(
+def test_state_of_a_callback_that_cannot_be_stored_is_reported_once(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     class Own(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types

@@ -1,4 +1,4 @@
-"""The whole loop against `Model.fit` on the same batches, in all that a Keras user may bring."""
+"""The loop against `Model.fit` on the same batches, with everything that a Keras user may use."""
 
 from __future__ import annotations
 
@@ -395,7 +395,7 @@ def own_test(features: Features) -> keras.Model:
     return model
 
 
-def test_an_own_test_step_gets_no_class_weights_and_that_is_said(tmp_path: Path) -> None:
+def test_a_custom_test_step_gets_no_class_weights_and_a_message_says_so(tmp_path: Path) -> None:
     _, result = ours(own_test, tmp_path, class_weight=CLASS_WEIGHTS)
 
     (line,) = result.health["findings"]
@@ -693,7 +693,7 @@ class Epochs(callbacks.Callback):  # type: ignore[misc]  # Keras has no types
 @pytest.mark.parametrize(
     "steps_per_call", [*(pytest.param(n, marks=pytest.mark.soak) for n in (1, 2)), STEPS]
 )
-def test_no_epoch_waits_for_the_pass_behind_it(tmp_path: Path, steps_per_call: int) -> None:
+def test_no_epoch_waits_for_the_next_pass(tmp_path: Path, steps_per_call: int) -> None:
     """It may take minutes to begin, and after the last one it is not needed."""
     epochs = Epochs()
 

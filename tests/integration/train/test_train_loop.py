@@ -286,7 +286,7 @@ def test_a_checkpoint_due_in_a_call_that_ends_an_epoch_is_written_after_the_vali
     assert found & {2 * epoch, 3 * epoch, 4 * epoch}
 
 
-def test_a_loss_that_is_no_number_stops_at_its_steps_and_leaves_no_checkpoint(
+def test_a_loss_that_is_not_a_number_stops_at_its_step_and_leaves_no_checkpoint(
     dataset: Dataset, transform: Transform, tmp_path: Path
 ) -> None:
     def broken(features: dict[str, keras.KerasTensor]) -> keras.Model:

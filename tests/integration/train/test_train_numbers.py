@@ -337,7 +337,7 @@ def test_no_optimizer_of_kerass_hides_a_bad_gradient(
     assert not all_finite(model)
 
 
-def test_divergence_is_said_and_recorded(
+def test_divergence_is_reported_and_recorded(
     sound: tuple[Dataset, Transform], tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     def wild(features: dict[str, Any]) -> keras.Model:
@@ -424,7 +424,7 @@ def test_a_step_that_does_not_fit_is_cut_and_learns_the_same(
     assert out_of_memory["alike"]
 
 
-def test_the_batch_of_an_own_step_is_not_reduced_and_that_is_said(
+def test_the_batch_of_a_custom_step_is_not_reduced_and_a_message_says_so(
     out_of_memory: dict[str, Any],
 ) -> None:
     said = out_of_memory["own"]

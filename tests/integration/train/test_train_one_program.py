@@ -1,4 +1,4 @@
-"""A step that XLA compiles whole: what it learns, and what a batch that is not finite leaves."""
+"""A step that XLA compiles as one program: its results, and its state after a batch that is not finite."""
 
 from __future__ import annotations
 
@@ -267,7 +267,7 @@ def one_operation_at_a_time(monkeypatch: pytest.MonkeyPatch) -> Callable[[bool],
     return say
 
 
-def test_steps_that_are_no_program_are_the_same_however_calls_are_cut(
+def test_steps_outside_of_a_program_are_the_same_however_calls_are_cut(
     one_operation_at_a_time: Callable[[bool], None],
 ) -> None:
     data, found = data_of(STEPS), []

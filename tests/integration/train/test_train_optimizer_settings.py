@@ -1,4 +1,4 @@
-"""Learning rate, moving average and loss scale through whole runs, and over a resume."""
+"""Learning rate, moving average and loss scale through complete runs, and over a resume."""
 
 from __future__ import annotations
 

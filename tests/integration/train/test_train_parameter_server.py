@@ -162,7 +162,7 @@ def test_a_second_run_goes_on_after_the_last_epoch_of_the_first(answers: dict[st
 def test_after_a_signal_it_saves_the_applied_updates_and_goes_on_from_there(
     answers: dict[str, Any],
 ) -> None:
-    first, again = answers["stopped_by_signal"]["first"], answers["asked_to_end"]["again"]
+    first, again = answers["stopped_by_signal"]["first"], answers["stopped_by_signal"]["again"]
 
     assert first["exit_code"] == 75
     assert 0 < first["saved_step"] < 2 * PER_EPOCH
@@ -193,7 +193,7 @@ def test_what_needs_one_step_after_the_other_is_refused_in_one_line(
 
 
 @pytest.mark.soak
-def test_a_worker_that_hangs_is_spoken_of_and_its_step_is_not_given_to_another(
+def test_a_worker_that_hangs_is_reported_and_its_step_is_not_given_to_another(
     answers: dict[str, Any],
 ) -> None:
     """It may be about to send its gradients: only its end would say that they do not come."""

@@ -199,7 +199,7 @@ def test_what_has_changed_is_named_and_goes_on_only_where_it_is_accepted(
         (folder / file).write_text(text)
     assert newest(runs).step == step
 
-    # Without --resume a changed experiment is another run, which says what was left behind.
+    # Without --resume a changed experiment is another run, which names the unfinished one.
     settings.write_text(settings.read_text().replace("ema: 0.9", "ema: 0.8"))
     assert trainer.run(folder, runs, verb="transform") == 0
     assert f"run {run.name} stopped training at step {step} with other inputs" in trainer.said()

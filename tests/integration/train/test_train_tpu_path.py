@@ -152,7 +152,7 @@ def test_a_feature_of_no_fixed_shape_is_refused(data: tuple[Dataset, Transform])
 
 
 class Compiled(tf.distribute.OneDeviceStrategy):  # type: ignore[misc]  # TensorFlow has no types
-    """Whatever a replica runs is compiled by XLA as a whole, as on a TPU, or fails."""
+    """Everything that a replica runs is one program of XLA, as on a TPU, or fails."""
 
     def __init__(self) -> None:
         super().__init__("CPU:0")

@@ -315,7 +315,7 @@ def test_what_a_killed_run_wrote_for_later_steps_is_dropped_when_it_goes_on(tmp_
     ]
 
 
-def test_large_constants_are_no_part_of_the_graph() -> None:
+def test_large_constants_are_not_part_of_the_graph() -> None:
     large = tf.constant(np.arange(100_000, dtype=np.float32))
     graph = tf.function(lambda x: x + tf.constant(large.numpy())).get_concrete_function(large).graph
 

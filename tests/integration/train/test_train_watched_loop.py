@@ -105,7 +105,7 @@ def newest_weights(train: Path) -> dict[str, bytes]:
     return {name: value.tobytes() for name, value in found.arrays().items()}
 
 
-def test_what_tensorboard_shows_is_no_reason_to_train_again(folder: Folder) -> None:
+def test_what_tensorboard_shows_is_not_a_reason_to_train_again(folder: Folder) -> None:
     first, _ = folder.run(until="train")
     assert first.results["train"]["agreement"] is None
 
@@ -231,7 +231,7 @@ def test_an_image_run_records_that_validation_answers_as_the_graph_and_ends_with
 
 
 @pytest.mark.soak
-def test_an_epoch_that_is_validated_twice_after_a_kill_stands_once_in_the_metrics(
+def test_an_epoch_that_is_validated_twice_after_a_kill_is_once_in_the_metrics(
     trainer: Trainer, tmp_path: Path
 ) -> None:
     """Ended in the validation, so that the checkpoint is before it; killed after, before the next."""

@@ -50,7 +50,7 @@ def test_a_program_without_tensorflow_is_reported_as_such(tmp_path: Path) -> Non
     assert profiled.peak_memory_bytes == 0
 
 
-def test_a_program_that_is_no_python_too(tmp_path: Path) -> None:
+def test_a_program_that_is_not_python_is_run_too(tmp_path: Path) -> None:
     profiled, printed = profile(tmp_path, "sh", "-c", "echo shell; kill -TERM $$")
 
     assert (profiled.exit_code, printed) == (128 + signal.SIGTERM, "shell\n")
@@ -229,7 +229,7 @@ def test_a_folder_that_cannot_be_created_is_a_user_error(tmp_path: Path) -> None
         assert "--out" in refused.value.line()
 
 
-def test_a_script_whose_name_is_no_utf_8_has_a_page_too(
+def test_a_script_whose_name_is_not_utf_8_has_a_page_too(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)

@@ -76,7 +76,7 @@ def test_however_they_are_packed_two_replicas_sum_to_the_same_bits(
             np.testing.assert_array_equal(ours, theirs)
 
 
-def test_where_nothing_is_sent_that_is_said(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_pack_size_without_effect_is_reported(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING):
         make_distribution("one_device", replicas=1, reduction_bytes_per_pack=1 << 20)
     assert caplog.messages == [PACKS_WITHOUT_EFFECT]

@@ -1,4 +1,4 @@
-"""Scripts as tutorials have them, each run once under the profile: what is said of it, and where."""
+"""Scripts of the kind in tutorials, each profiled once: the findings, and their lines."""
 
 from __future__ import annotations
 
@@ -144,7 +144,7 @@ def test_an_eager_loop(ran: Mapping[str, Ran]) -> None:
     assert set(script.found()) <= {"eager_loop", "sequential_map"}
 
 
-def test_a_dataset_without_prefetch_is_spoken_of_also_where_it_costs_little(
+def test_a_dataset_without_prefetch_is_reported_even_if_it_costs_little(
     ran: Mapping[str, Ran],
 ) -> None:
     """Whether its step waits depends on the machine: it is a finding, or said to be worth little."""
@@ -158,7 +158,7 @@ def test_a_dataset_without_prefetch_is_spoken_of_also_where_it_costs_little(
 
 
 @pytest.mark.soak
-def test_an_eager_loop_without_prefetch_is_spoken_of_also_where_it_costs_little(
+def test_an_eager_loop_without_prefetch_is_reported_even_if_it_costs_little(
     ran: Mapping[str, Ran],
 ) -> None:
     eager = ran["eager_loop"]

@@ -1,4 +1,4 @@
-"""Kueue, as far as it holds jobs and lets them go: workloads, a quota for each ClusterQueue, preemption by priority.
+"""Kueue, as far as it holds and admits jobs: workloads, a quota for each ClusterQueue, preemption by priority.
 
 A job with a queue's label is created suspended. Its Workload waits with a message until the queue's quota has room
 for all its pods; then the job is resumed. One ClusterQueue has one flavor, without cohorts and borrowing.

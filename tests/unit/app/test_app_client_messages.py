@@ -109,7 +109,7 @@ def test_one_value_that_stands_for_all_is_repeated() -> None:
     assert to_array(short).tolist() == [[1.0, 2.0], [2.0, 2.0]]
 
 
-def test_what_is_no_dense_tensor_is_refused() -> None:
+def test_a_value_that_is_not_a_dense_tensor_is_refused() -> None:
     odd = message("TensorProto")
     odd.dtype = 21  # a variant
     with pytest.raises(DataError, match="dense tensor"):

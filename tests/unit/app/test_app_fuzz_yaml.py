@@ -91,7 +91,7 @@ SCALARS |= st.text(max_size=8) | st.integers().map(str) | st.floats().map(str)
 NO_YAML = re.compile(
     r"must be (YAML|UTF-8 text) \(line \d+|must be at most 1 MiB|must hold `key: value` lines"
 )
-"""What is said of a file of which no key can be read."""
+"""Messages on a file of which no key can be read."""
 
 BROKEN = st.sampled_from(
     [

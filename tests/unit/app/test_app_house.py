@@ -1,4 +1,4 @@
-"""Laws of the whole source: what a type check cannot see, and what must not be there."""
+"""Rules for all source files: what a type check cannot see, and what is forbidden."""
 
 from __future__ import annotations
 

@@ -97,7 +97,7 @@ def test_a_generator_that_was_late_marks_its_figures() -> None:
         ({"errors": {"HTTP 503": 3}}, "answers with status 200 only"),
     ],
 )
-def test_what_limits_the_figures_is_said(more: dict[str, Any], word: str) -> None:
+def test_limits_of_the_figures_are_reported(more: dict[str, Any], word: str) -> None:
     (note,) = result(latencies(0.01), **more).notes
 
     assert word in note

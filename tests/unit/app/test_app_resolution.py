@@ -86,7 +86,9 @@ def test_an_elastic_training_goes_on_with_another_number_of_replicas(tmp_path: P
         resolve_once(tmp_path, ELASTIC, replace(now, replicas=8))
 
 
-def test_the_fewest_workers_are_no_part_of_a_run_and_virtual_ones_are(folder: Path) -> None:
+def test_the_least_number_of_workers_is_not_part_of_a_run_and_virtual_ones_are(
+    folder: Path,
+) -> None:
     def identity(*overrides: str) -> Identity:
         return run_identity(load_experiment(folder, overrides=overrides), source="s")
 

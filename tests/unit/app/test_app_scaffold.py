@@ -170,7 +170,7 @@ def test_the_label_is_guessed_from_names_else_the_last_column(
     assert "--label COLUMN" in made.note
 
 
-def test_a_text_that_is_different_everywhere_is_no_guess(tmp_path: Path) -> None:
+def test_a_text_that_is_different_everywhere_is_not_guessed_as_label(tmp_path: Path) -> None:
     made = scaffold(tmp_path, table(kind=cycled("a", "b"), comment=[f"c{n}" for n in range(60)]))
 
     assert made.label == "kind"

@@ -1,4 +1,4 @@
-"""What a trial that fails is said to have died of: in one line, and the right one."""
+"""The error of a failed trial names its cause in one line."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ def failing(error: Exception) -> dict[str, str]:
     return answer_of(fail)
 
 
-def test_what_a_users_python_raised_stands_before_tensorflows_wrapping() -> None:
+def test_the_error_of_a_users_python_comes_before_tensorflows_wrapping() -> None:
     text = (
         "{{function_node __wrapped__IteratorGetNext_output_types_2_device_/CPU:0}} ValueError: disk gone\n"
         "Traceback (most recent call last):\n\n  File x, line 2\n\nValueError: disk gone\n"

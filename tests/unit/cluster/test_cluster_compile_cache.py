@@ -435,7 +435,7 @@ def test_a_folder_whose_name_no_flag_can_hold_is_not_used(
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_home_that_cannot_be_written_is_no_reason_to_fail(
+def test_a_home_that_cannot_be_written_is_not_a_reason_to_fail(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     (tmp_path / "home").write_text("a file where the folder should be")
@@ -449,7 +449,7 @@ def test_a_home_that_cannot_be_written_is_no_reason_to_fail(
 
 
 @pytest.mark.usefixtures("fresh")
-def test_a_read_only_file_system_is_no_reason_to_fail(
+def test_a_read_only_file_system_is_not_a_reason_to_fail(
     small_disk: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)

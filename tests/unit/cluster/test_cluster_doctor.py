@@ -323,7 +323,7 @@ def test_libraries_of_the_system_do_as_well_as_packages() -> None:
     assert examine(replace(WELL, packages=(replace(CUDNN, installed=None, fits=False),))) == []
 
 
-def test_memory_that_its_maker_does_not_correct_is_no_fault() -> None:
+def test_memory_that_its_maker_does_not_correct_is_not_a_fault() -> None:
     assert examine(gpu(ecc=False, ecc_uncorrected=None, ecc_default=False)) == []
     assert examine(gpu(ecc=None, ecc_uncorrected=None)) == []
 

@@ -39,7 +39,7 @@ def test_a_list_of_nodes_is_expanded_in_its_order(text: str, names: str) -> None
 @pytest.mark.parametrize(
     "text", ["", ",", "a,", "n[", "n]", "n[]", "n[a]", "n[3-1]", "n[1-]", "n[0-99999999]", "n[[1]]"]
 )
-def test_what_is_no_list_of_nodes_is_refused(text: str) -> None:
+def test_what_is_not_a_list_of_nodes_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="must have the form n"):
         expand_nodelist(text)
 

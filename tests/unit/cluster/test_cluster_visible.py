@@ -99,7 +99,7 @@ def test_the_chosen_gpus_are_those_that_cuda_then_shows(text: str, value: str) -
 
 @pytest.mark.parametrize("text", ["none", "", " "])
 @pytest.mark.parametrize("gpus", [GPUS, Gpus(unread="NVML Shared Library Not Found")])
-def test_none_hides_every_gpu_also_where_there_is_no_driver(text: str, gpus: Gpus) -> None:
+def test_none_hides_every_gpu_even_without_a_driver(text: str, gpus: Gpus) -> None:
     assert choose_gpus(text, gpus) == {"CUDA_VISIBLE_DEVICES": "-1"}
 
 

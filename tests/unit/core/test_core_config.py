@@ -135,7 +135,7 @@ def test_an_assignment_of_another_form_is_refused(assignment: str) -> None:
         ("a: &a [" + "1, " * 400 + "]\nb: &b [" + "*a, " * 400 + "]", "more than 100,000 values"),
     ],
 )
-def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path, text: str, said: str) -> None:
+def test_a_file_that_is_not_a_mapping_is_refused(tmp_path: Path, text: str, said: str) -> None:
     file = tmp_path / "stoker.yaml"
     file.write_text(text)
 
@@ -164,7 +164,7 @@ def test_what_json_writes_as_a_surrogate_pair_is_one_character() -> None:
     assert parse_yaml(json.dumps(value), "it") == value
 
 
-def test_zeros_are_no_octal_number() -> None:
+def test_zeros_are_not_an_octal_number() -> None:
     assert parse_yaml("[00, 000, -00, 0_0, 0]", "it") == [0] * 5
 
 

@@ -127,7 +127,7 @@ def test_a_traceback_is_one_message_of_the_logging_call(begin: Callable[[], io.S
     assert (line["level"], line["message"]) == ("error", f"failed\n{expected}")
 
 
-def test_a_program_reads_it_so_it_is_no_terminal(begin: Callable[[], io.StringIO]) -> None:
+def test_a_program_reads_it_so_it_is_not_a_terminal(begin: Callable[[], io.StringIO]) -> None:
     written = begin()
     assert isinstance(sys.stderr, JsonStream)
     assert not sys.stderr.isatty()
@@ -165,7 +165,7 @@ def test_no_secret_is_written(begin: Callable[[], io.StringIO], text: str, secre
     assert HIDDEN in line["message"]
 
 
-def test_what_is_no_secret_stays() -> None:
+def test_what_is_not_a_secret_stays() -> None:
     for text in (
         "token 5 of 9, secret santa, https://example.com/a:b@c",
         "epoch 3/10, step 1,250/4,000, 12.3 ms/step, loss 0.3123",

@@ -69,7 +69,7 @@ SOME_BYTES = parquet("bytes.parquet", x=pa.array([b"a%d" % n for n in range(20)]
         ),
     ],
 )
-def test_what_ingest_refuses_is_said_as_it_is(
+def test_what_ingest_refuses_is_reported_as_it_is(
     tmp_path: Path, write: Write, settings: dict[str, Any], said: str
 ) -> None:
     config = IngestConfig(source=str(write(tmp_path)), **settings)
@@ -86,7 +86,7 @@ def test_what_ingest_refuses_is_said_as_it_is(
         (SOME_BYTES, "of bytes must hold encoded images"),
     ],
 )
-def test_what_init_can_make_nothing_of_is_said_as_it_is(
+def test_what_init_can_make_nothing_of_is_reported_as_it_is(
     tmp_path: Path, write: Write, said: str
 ) -> None:
     with pytest.raises(UserError, match=said):

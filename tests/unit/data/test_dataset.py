@@ -144,7 +144,7 @@ def test_a_shard_with_fewer_rows_than_the_manifest_says_is_found(dataset: Datase
         list(forged.batches("train"))
 
 
-def test_a_folder_without_a_manifest_is_no_dataset(tmp_path: Path) -> None:
+def test_a_folder_without_a_manifest_is_not_a_dataset(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"manifest\.json must exist"):
         load_dataset(tmp_path)
 

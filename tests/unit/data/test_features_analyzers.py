@@ -149,7 +149,7 @@ def test_vocabulary_of_integers_breaks_ties_as_text() -> None:
     assert found == [b"9", b"10", b"7"]
 
 
-def test_vocabulary_of_bytes_that_are_no_text_is_kept() -> None:
+def test_vocabulary_of_bytes_that_are_not_text_is_kept() -> None:
     found = analyzers.vocabulary(
         table([b"\xff", b"\xff", b"a"], pa.binary()), top_k=None, frequency_threshold=None
     )

@@ -131,7 +131,7 @@ def test_copies_in_a_table_of_distinct_rows_are_one_warning(tmp_path: Path) -> N
     )
 
 
-def test_copies_that_are_kept_out_of_eval_are_no_anomaly(tmp_path: Path) -> None:
+def test_copies_that_are_kept_out_of_eval_are_not_an_anomaly(tmp_path: Path) -> None:
     statistics, found = related(tmp_path, with_copies(0.08), "y", duplicates="together")
 
     assert found == {}

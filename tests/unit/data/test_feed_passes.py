@@ -1,4 +1,4 @@
-"""What is handed to an iterator: TensorFlow's autotuner may hold up the end of one it watches."""
+"""What an iterator gets: TensorFlow's autotuner may delay the end of one that it watches."""
 
 from __future__ import annotations
 

@@ -48,7 +48,7 @@ class Counting:
 
 
 def held_bytes(folder: Path) -> int:
-    """Of whole objects and parts; what vanishes meanwhile does not count."""
+    """Of complete objects and parts; files that vanish meanwhile do not count."""
     total = 0
     for path in [*folder.glob("objects/*/*"), *folder.glob("parts/*")]:
         with contextlib.suppress(FileNotFoundError):

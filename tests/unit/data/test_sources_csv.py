@@ -209,7 +209,7 @@ def test_a_finite_number_that_would_become_infinite_is_named(tmp_path: Path, val
     assert faults_of(blocks) == [(2, "x", f"'{value}' does not fit a 32-bit float")]
 
 
-def test_bytes_that_are_no_utf8_are_named(tmp_path: Path) -> None:
+def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
     path = write(tmp_path, b"x,y\n1,ok\n2,\xff\xfe\n3,\xc3\xbc\n")
 
     _, blocks = read(path)
@@ -227,7 +227,7 @@ def test_a_nul_byte_is_named(tmp_path: Path) -> None:
     assert "NUL" in reason
 
 
-def test_a_byte_order_mark_is_no_part_of_the_first_name(tmp_path: Path) -> None:
+def test_a_byte_order_mark_is_not_part_of_the_first_name(tmp_path: Path) -> None:
     scan, _ = read(write(tmp_path, b"\xef\xbb\xbfx,y\n1,2\n"))
 
     assert [each.name for each in scan.columns] == ["x", "y"]

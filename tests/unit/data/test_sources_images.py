@@ -1,4 +1,4 @@
-"""Images: whole ones pass, everything else is named, bombs before they are decoded."""
+"""Images: intact ones pass, others are errors, decompression bombs before they are decoded."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def test_no_bytes_whatever_end_in_another_error_than_a_bad_image(tail: bytes, he
         (png_of(4, 0, 8, 0, 0, b""), "invalid PNG header"),
     ],
 )
-def test_what_is_no_image_that_tensorflow_decodes_is_named(data: bytes, part: str) -> None:
+def test_what_is_not_an_image_that_tensorflow_decodes_is_named(data: bytes, part: str) -> None:
     assert part in verdict(data)
 
 

@@ -182,7 +182,7 @@ def test_a_bad_line_is_named_and_its_neighbors_are_kept(
 @pytest.mark.parametrize(
     ("value", "said"), [(r"\ud800", "is not UTF-8"), (r"a\u0000b", "holds a NUL byte")]
 )
-def test_an_escape_that_is_no_character_is_named(tmp_path: Path, value: str, said: str) -> None:
+def test_an_escape_that_is_not_a_character_is_named(tmp_path: Path, value: str, said: str) -> None:
     _, blocks = read(tmp_path, f'{{"x":"good"}}\n{{"x":"{value}"}}\n')
 
     ((row, name, reason),) = faults(blocks)
@@ -207,7 +207,7 @@ def test_a_last_line_that_is_cut_is_named(tmp_path: Path) -> None:
         (b"PK\x03\x04rest", "a zip archive"),
     ],
 )
-def test_a_file_that_is_no_json_lines_is_named(tmp_path: Path, text: bytes, said: str) -> None:
+def test_a_file_that_is_not_json_lines_is_named(tmp_path: Path, text: bytes, said: str) -> None:
     with pytest.raises(DataError, match=rf"data\.jsonl must hold one JSON object.*{said}"):
         read(tmp_path, text, max_bad_rows=1000)
 

@@ -31,7 +31,7 @@ def test_files_are_sorted_by_the_bytes_of_their_names(tmp_path: Path, order: int
     assert names(tmp_path) == ["10.csv", "9.csv", "B.csv", "a.csv", "b.csv", "ä.csv", "\u0131.csv"]
 
 
-def test_hidden_files_and_the_marks_of_spark_are_no_data(tmp_path: Path) -> None:
+def test_hidden_files_and_the_marks_of_spark_are_not_data(tmp_path: Path) -> None:
     touch(tmp_path, "part.csv", ".part.csv.crc", "_SUCCESS", "_kept.csv")
 
     assert names(tmp_path) == ["_kept.csv", "part.csv"]
@@ -46,7 +46,7 @@ def test_a_glob_finds_files_at_every_depth_and_follows_no_folder_link(tmp_path: 
     assert names(tmp_path / "?" / "[13].csv") == ["a/1.csv"]
 
 
-def test_a_path_that_exists_is_no_glob(tmp_path: Path) -> None:
+def test_a_path_that_exists_is_not_a_glob(tmp_path: Path) -> None:
     touch(tmp_path, "data[1].csv")
 
     assert names(tmp_path / "data[1].csv") == ["data[1].csv"]
@@ -103,7 +103,7 @@ STRANGERS = [fifo, device, unix_socket, link_out, root_link, link_loop, dead_lin
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", STRANGERS)
 @pytest.mark.parametrize("pattern", ["", "*.csv"])
-def test_what_is_no_plain_file_of_the_folder_is_refused_at_once(
+def test_what_is_not_a_plain_file_of_the_folder_is_refused_at_once(
     tmp_path: Path, make: Callable[[Path], None], pattern: str
 ) -> None:
     folder = tmp_path / "data"
@@ -118,7 +118,7 @@ def test_what_is_no_plain_file_of_the_folder_is_refused_at_once(
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("make", [*STRANGERS])
-def test_what_is_no_plain_file_of_an_image_class_is_refused_at_once(
+def test_what_is_not_a_plain_file_of_an_image_class_is_refused_at_once(
     tmp_path: Path, make: Callable[[Path], None]
 ) -> None:
     folder = tmp_path / "images"
@@ -130,7 +130,9 @@ def test_what_is_no_plain_file_of_an_image_class_is_refused_at_once(
 
 
 @pytest.mark.parametrize("make", [fifo, root_link, link_loop, dead_link])
-def test_what_is_no_class_folder_is_refused(tmp_path: Path, make: Callable[[Path], None]) -> None:
+def test_what_is_not_a_class_folder_is_refused(
+    tmp_path: Path, make: Callable[[Path], None]
+) -> None:
     touch(tmp_path, "cat/1.png")
     make(tmp_path / "dog")
 
@@ -199,7 +201,7 @@ def test_the_format_of_files_with_other_names_can_be_said(tmp_path: Path) -> Non
     assert listing.format == "csv"
 
 
-def test_a_name_that_is_no_utf8_is_refused(tmp_path: Path) -> None:
+def test_a_name_that_is_not_utf8_is_refused(tmp_path: Path) -> None:
     Path(os.fsdecode(os.fsencode(tmp_path) + b"/\xff.csv")).write_text("x\n1\n")
 
     with pytest.raises(DataError, match="must be UTF-8"):
@@ -252,7 +254,7 @@ def test_a_source_that_is_in_no_known_place_is_one_clear_error(source: str) -> N
         {"train": 0.8, "eval": 0.1, "../x": 0.1},
     ],
 )
-def test_splits_that_are_no_shares_of_one_are_refused(splits: dict[str, float]) -> None:
+def test_splits_that_are_not_shares_of_one_are_refused(splits: dict[str, float]) -> None:
     with pytest.raises(ConfigError, match="split"):
         IngestConfig(source="data.csv", splits=splits)
 

@@ -136,7 +136,7 @@ def test_a_value_that_cannot_be_stored_is_named_with_its_row(
     assert faults(blocks) == [fault]
 
 
-def test_a_string_that_is_no_utf8_is_named(tmp_path: Path) -> None:
+def test_a_string_that_is_not_utf8_is_named(tmp_path: Path) -> None:
     offsets = pa.array([0, 2, 3], pa.int32()).buffers()[1]
     broken = pa.StringArray.from_buffers(2, offsets, pa.py_buffer(b"ok\xff"))
 

@@ -38,7 +38,7 @@ def test_a_uri_is_taken_as_it_is_written(
 
 
 @pytest.mark.parametrize("path", ["data/a.csv", "/a/b.csv", "a:b.csv", "c://x"])
-def test_a_path_is_no_uri(path: str) -> None:
+def test_a_path_is_not_a_uri(path: str) -> None:
     assert not is_uri(path)
 
 

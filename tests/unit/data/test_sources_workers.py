@@ -275,7 +275,7 @@ def test_an_error_that_cannot_be_sent_comes_as_its_text(
         assert workers.call(abs, -1) == 1
 
 
-def test_a_result_for_which_there_is_no_memory_is_an_error_of_that_part_alone() -> None:
+def test_a_result_that_does_not_fit_in_memory_is_an_error_of_that_part_alone() -> None:
     limit, (_, hard) = resource.RLIMIT_FSIZE, resource.getrlimit(resource.RLIMIT_FSIZE)
     with contextlib.closing(InProcesses(1)) as workers:
         workers.call(functools.partial(resource.setrlimit, limit), (4096, hard))

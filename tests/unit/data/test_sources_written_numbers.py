@@ -254,7 +254,7 @@ def test_text_in_utf_16_is_read(tmp_path: Path, name: str, encoding: str) -> Non
     "text",
     ["number", "12,34,567", "1.2.3", "(1,234.5)", "1,234-", "\u22125", "1,234 -", "0,123,456"],
 )
-def test_an_example_that_is_no_number_or_hides_a_sign_is_refused(text: str) -> None:
+def test_an_example_that_is_not_a_number_or_hides_a_sign_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match=r'must be an example.*{number: "1,234.5"}'):
         NumberText(number=text)
 

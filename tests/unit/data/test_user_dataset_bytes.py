@@ -147,7 +147,7 @@ def test_a_last_prefetch_stays_unless_tensorflow_has_one_of_its_own_behind_it(
     with own.shuffled(calls) as batches:
         written = set_to(batches, "PrefetchDataset", 1)
 
-    # TensorFlow puts one of its own behind all passes where it tunes them.
+    # TensorFlow adds one of its own after all passes if it tunes them.
     by_tensorflow = autotune and buffer == tf.data.AUTOTUNE
     assert written == ([] if by_tensorflow else [buffer])
     for one, other in zip(loaded(FeedConfig(), function=prefetched), plain, strict=True):
@@ -287,7 +287,7 @@ def test_the_ways_in_which_pixels_are_scaled_are_known(
 
 
 @pytest.mark.parametrize("where", ["eval", "late"])
-def test_one_value_in_all_splits_tells_that_a_feature_is_no_bytes(
+def test_one_value_in_all_splits_tells_that_a_feature_is_not_bytes(
     where: str, tmp_path: Path
 ) -> None:
     def one_other(split: str) -> tf.data.Dataset[Any]:

@@ -91,7 +91,7 @@ def test_a_drop_of_just_max_drop_passes_in_spite_of_binary_rounding() -> None:
 )
 @pytest.mark.parametrize("gate", [Gate(min=-10.0), Gate(max=1e9), Gate(max_drop=1e9)])
 @pytest.mark.parametrize("baseline", [None, old(0.5)], ids=["no baseline", "baseline"])
-def test_a_metric_that_is_no_number_fails_every_gate_that_names_it(
+def test_a_metric_that_is_not_a_number_fails_every_gate_that_names_it(
     gate: Gate, value: MetricValue | None, baseline: BaselineMetrics | None
 ) -> None:
     (verdict,) = judge(gate, value, baseline=baseline)

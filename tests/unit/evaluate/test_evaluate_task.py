@@ -78,7 +78,7 @@ def test_a_model_for_one_class_a_row_is_not_one_of_several_labels(row: list[int]
 
 
 @pytest.mark.parametrize("shape", [(), (4, 0), (4, 2, 2)])
-def test_an_output_that_is_no_row_of_numbers_is_refused(shape: tuple[int, ...]) -> None:
+def test_an_output_that_is_not_a_row_of_numbers_is_refused(shape: tuple[int, ...]) -> None:
     with pytest.raises(ConfigError, match=r"\[rows, k\]"):
         infer_task(np.zeros(4), shape)
 

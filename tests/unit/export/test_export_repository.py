@@ -1,4 +1,4 @@
-"""The model repository: versions that are whole or not there."""
+"""The model repository: versions that are complete or absent."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_an_alias_can_be_moved_to_a_version_that_exists(
         repository.set_alias("taxi", "champion", version=5)
 
 
-def test_what_is_not_there_is_empty_or_said(repository: Repository) -> None:
+def test_a_missing_model_is_empty_or_an_error(repository: Repository) -> None:
     assert repository.models() == []
     assert repository.versions("taxi") == []
     assert repository.newest("taxi") is None
@@ -172,7 +172,9 @@ def test_an_accepted_name_is_one_folder_below_the_root(name: str) -> None:
     assert os.path.basename(path) == name  # noqa: PTH119 - as above
 
 
-def test_what_is_no_savedmodel_is_refused(repository: Repository, tmp_path: Path) -> None:
+def test_a_folder_that_is_not_a_savedmodel_is_refused(
+    repository: Repository, tmp_path: Path
+) -> None:
     with pytest.raises(UserError, match="must be a SavedModel"):
         repository.push(tmp_path, "taxi")
     assert not repository.root.exists()
@@ -358,7 +360,7 @@ def _may_mount() -> bool:
 
 
 @pytest.mark.skipif(not _may_mount(), reason="needs a mount namespace of its own")
-def test_a_full_disk_is_said_and_leaves_the_repository_as_it_was(tmp_path: Path) -> None:
+def test_a_full_disk_is_an_error_and_leaves_the_repository_as_it_was(tmp_path: Path) -> None:
     small, large = saved_model(tmp_path / "s", files=1), saved_model(tmp_path / "l", files=200)
     (tmp_path / "disk").mkdir()
     arguments = [str(tmp_path / "disk"), sys.executable, str(small), str(large)]

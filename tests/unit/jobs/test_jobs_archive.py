@@ -71,7 +71,7 @@ def test_data_runs_secrets_hidden_files_and_ignored_files_stay_where_they_are(
     assert b"secret" not in packed.content
 
 
-def test_links_to_data_elsewhere_stay_and_python_behind_a_link_is_packed(
+def test_links_to_data_elsewhere_stay_and_python_at_the_end_of_a_link_is_packed(
     experiment: Path, tmp_path: Path
 ) -> None:
     (tmp_path / "elsewhere.csv").write_text("1\n")

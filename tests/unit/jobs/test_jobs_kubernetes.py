@@ -276,7 +276,7 @@ def differing(source: str, versions: dict[str, str]) -> list[str]:
     return differing_versions(replace(facts, versions=versions, versions_from=source))
 
 
-def test_the_image_is_compared_with_the_submission_where_there_is_no_lock(tmp_path: Path) -> None:
+def test_the_image_is_compared_with_the_submission_without_a_lock(tmp_path: Path) -> None:
     source, here = expected_versions(tmp_path)
     assert here["stoker"]
     assert differing(source, here) == []

@@ -215,7 +215,7 @@ def test_of_pods_that_fail_together_one_counts(tmp_path: Path) -> None:
     assert not another_counts(two[0], 4, longest_s=0)
 
 
-def test_a_pod_that_must_end_lets_its_task_save(make: Make) -> None:
+def test_the_task_of_a_pod_that_must_end_saves(make: Make) -> None:
     pods = make(workers=1)
     pod = pods.start(0, "a")
     assert pods.started(1, 0).read_text().strip() == "", "no TF_CONFIG for one worker"
@@ -223,7 +223,7 @@ def test_a_pod_that_must_end_lets_its_task_save(make: Make) -> None:
     assert code_of(pod) == 75
 
 
-def test_the_time_limit_of_a_start_lets_it_save(make: Make) -> None:
+def test_a_start_saves_at_its_time_limit(make: Make) -> None:
     pods = make(workers=1, time_limit_s=12.0, grace_s=10)
     pod = pods.start(0, "a")
     assert code_of(pod) == 75

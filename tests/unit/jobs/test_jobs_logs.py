@@ -1,4 +1,4 @@
-"""Logs are read whole and once, through rotation and while they grow."""
+"""Every line of a log is read exactly once, through rotation and while the log grows."""
 
 from __future__ import annotations
 

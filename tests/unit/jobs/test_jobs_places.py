@@ -1,4 +1,4 @@
-"""How jobs are found, and what is said where they are not."""
+"""How jobs are found, and the errors if they are not."""
 
 from __future__ import annotations
 

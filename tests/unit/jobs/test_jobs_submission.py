@@ -140,7 +140,7 @@ def test_each_setting_is_in_the_command_of_a_job_once_and_the_last_one_counts(
     ]
 
 
-def test_targets_of_an_experiment_are_no_settings_of_its_runs(experiment: Path) -> None:
+def test_targets_of_an_experiment_are_not_settings_of_its_runs(experiment: Path) -> None:
     before = load_experiment(experiment).to_json()
     with (experiment / "stoker.yaml").open("a") as stream:
         stream.write("targets: {desk: {provider: local}}\n")

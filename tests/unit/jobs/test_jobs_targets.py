@@ -1,4 +1,4 @@
-"""Where targets are named, and what is said about a wrong one."""
+"""Where targets are named, and the errors on wrong ones."""
 
 from __future__ import annotations
 

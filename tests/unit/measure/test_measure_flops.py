@@ -191,7 +191,7 @@ def test_a_gpus_recurrent_kernel_is_counted_as_the_loop_is() -> None:
     assert found.forward_per_sample == 10 * 3 * 2 * (8 * 6 + 6 * 6)
 
 
-def test_what_no_formula_is_for_is_said() -> None:
+def test_operations_without_a_formula_are_reported() -> None:
     def solve(given: tf.Tensor) -> tf.Tensor:
         return tf.linalg.inv(given)
 
@@ -245,7 +245,7 @@ def test_a_peak_is_reached_by_a_size_that_was_tried(dtype: str) -> None:
     assert len(peak.convolution_size) == 3
 
 
-def test_a_peak_of_what_is_no_float_or_takes_no_time_is_refused() -> None:
+def test_a_peak_of_what_is_not_a_float_or_takes_no_time_is_refused() -> None:
     with pytest.raises(ConfigError, match=DTYPES[0]):
         measure_peak_flops("int8", seconds=1)
     with pytest.raises(ConfigError, match="more than 0 seconds"):

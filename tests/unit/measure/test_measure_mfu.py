@@ -59,7 +59,7 @@ def test_a_kind_that_is_next_to_nothing_is_not_measured() -> None:
     assert calls == [("convolutions",)]
 
 
-def test_why_there_is_no_mfu_is_said() -> None:
+def test_the_reason_for_a_missing_mfu_is_reported() -> None:
     class Own(keras.Model):  # type: ignore[misc]  # Keras has no types
         def call(self, inputs: Any) -> Any:
             return inputs

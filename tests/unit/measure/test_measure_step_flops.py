@@ -1,4 +1,4 @@
-"""Operations of whole training steps, counted by hand, from graphs as the watcher writes them."""
+"""Operations of complete training steps in graphs that the watcher wrote, compared with counts by hand."""
 
 from __future__ import annotations
 

@@ -130,7 +130,7 @@ def test_buckets_are_found_as_prometheus_2_and_3_store_their_bounds(
     assert checked(tmp_path, [test], settings) == ""
 
 
-def test_rules_of_many_models_are_no_duplicates_of_each_other(tmp_path: Path) -> None:
+def test_rules_of_many_models_are_not_duplicates_of_each_other(tmp_path: Path) -> None:
     names = [f"m{number}" for number in range(6)] + ["a.b+c (1)"]
     objectives = [
         LOOSE,

@@ -260,7 +260,7 @@ def test_the_result_of_a_test_without_keys_is_too_early(tmp_path: Path) -> None:
     assert found.warnings == []
 
 
-def test_a_repository_that_takes_no_outcomes_is_said_to_be_unavailable(tmp_path: Path) -> None:
+def test_a_repository_that_takes_no_outcomes_is_reported_as_unavailable(tmp_path: Path) -> None:
     state = begin_test(None, TEST, settings=RolloutSettings(key="x-user"), now_s=0.0)
     logs = ABTestLogs(tmp_path, server="one")
     logs.take_up(state)

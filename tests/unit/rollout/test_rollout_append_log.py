@@ -68,7 +68,7 @@ def test_cut_and_damaged_lines_are_left_out(tmp_path: Path) -> None:
     assert (numbers_of(later), later.cut) == ([1, 2, 4], 0)
 
 
-def test_lines_that_do_not_fit_leave_nothing_behind(tmp_path: Path) -> None:
+def test_lines_that_do_not_fit_leave_no_bytes(tmp_path: Path) -> None:
     writer = LogWriter(tmp_path, "log-one")
     writer.append(lines(1))
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

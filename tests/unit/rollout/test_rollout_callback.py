@@ -76,7 +76,7 @@ def test_claims_and_numbers_come_back(call: Call, capfd: pytest.CaptureFixture[s
         ("missing", "names a function of checks.py"),
     ],
 )
-def test_what_a_function_does_wrong_is_no_answer(call: Call, function: str, why: str) -> None:
+def test_a_function_that_fails_gives_no_answer(call: Call, function: str, why: str) -> None:
     with pytest.raises(NoAnswerError, match=why):
         call(function)
 

@@ -53,7 +53,7 @@ def test_a_key_counts_once_in_processes_that_count_at_the_same_time(tmp_path: Pa
     assert later.is_first(0, Once.SLOW)
 
 
-def test_the_file_of_the_stage_before_is_removed_and_who_has_it_open_goes_on(
+def test_the_file_of_the_stage_before_is_removed_and_a_process_that_has_it_open_goes_on(
     tmp_path: Path,
 ) -> None:
     before, after = StageKeys(tmp_path / "keys" / "1-0"), StageKeys(tmp_path / "keys" / "1-1")

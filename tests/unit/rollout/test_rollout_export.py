@@ -229,7 +229,7 @@ def test_argo_asks_for_the_verdict(shared_data: Path) -> None:
         assert metric["failureCondition"] == 'result == "fail"'
         assert metric["failureLimit"] == 0
 
-    # Too few answers neither abort the Rollout nor let it go to its next step.
+    # Too few answers neither abort the Rollout nor advance it to its next step.
     assert background["spec"]["metrics"][0]["successCondition"] == 'result != "fail"'
     assert step["spec"]["metrics"][0]["successCondition"] == 'result == "pass"'
     assert step["spec"]["metrics"][0]["consecutiveSuccessLimit"] == 1

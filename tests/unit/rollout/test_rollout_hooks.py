@@ -85,7 +85,7 @@ def run_until(cluster: Cluster, controller: Controller, phase: Phase) -> None:
         time.sleep(0.02)
 
 
-def test_a_python_gate_that_passes_lets_it_go_on(cluster: Cluster, checks: Path) -> None:
+def test_a_rollout_goes_on_after_a_python_gate_passes(cluster: Cluster, checks: Path) -> None:
     cluster.start(settings(user_gates=python_gate(checks, "good")))
     run_until(cluster, cluster.controller(gate_folder=checks), Phase.COMPLETED)
 

@@ -134,7 +134,7 @@ def test_a_missing_server_and_an_unset_variable_give_no_answer(
         "http://a/<b>",
     ],
 )
-def test_what_is_no_url_is_refused(url: str) -> None:
+def test_a_text_that_is_not_a_url_is_refused(url: str) -> None:
     with pytest.raises(ConfigError, match="The hook must be a URL"):
         check_url(url, where="The hook")
 

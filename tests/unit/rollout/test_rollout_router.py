@@ -394,7 +394,7 @@ def test_latency_is_not_judged_while_a_stage_warms_up_and_errors_are(model: Path
 
 @settings(max_examples=20, deadline=None)
 @given(st.binary(max_size=300))
-def test_any_header_value_has_one_version_and_an_empty_one_is_no_key(value: bytes) -> None:
+def test_any_header_value_has_one_version_and_an_empty_one_is_not_a_key(value: bytes) -> None:
     with tempfile.TemporaryDirectory() as folder:
         model = Path(folder) / "m"
         (model / "2").mkdir(parents=True)

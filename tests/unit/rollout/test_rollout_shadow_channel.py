@@ -44,7 +44,7 @@ def test_arrays_of_each_kind_arrive_as_they_were_sent() -> None:
             assert (found.outputs is None) == (outputs is None)
 
 
-def test_an_end_that_is_closed_is_no_message() -> None:
+def test_an_end_that_is_closed_is_not_a_message() -> None:
     ours, its = socket.socketpair()
     with ours:
         its.close()

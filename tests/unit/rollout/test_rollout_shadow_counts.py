@@ -47,7 +47,7 @@ def verdicts(counts: dict[int, VersionCounts], state: RolloutState) -> dict[str,
     return {each.gate: each.verdict for each in results}
 
 
-def test_both_versions_count_the_same_requests_and_a_slow_copy_is_no_evidence() -> None:
+def test_both_versions_count_the_same_requests_and_a_slow_copy_is_not_evidence() -> None:
     state, counts = shadowed(), dict[int, VersionCounts]()
     tally = ShadowTally(counts, state, StageKeys())
     for at in range(500):

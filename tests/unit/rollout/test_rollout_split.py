@@ -78,7 +78,7 @@ def test_assignments_are_those_of_earlier_releases() -> None:
 
 
 @pytest.mark.parametrize("weights", [{}, {1: 0.5, 2: 0.6}, {1: 1.5, 2: -0.5}, {1: math.nan}])
-def test_weights_that_are_no_shares_are_refused(weights: dict[int, float]) -> None:
+def test_weights_that_are_not_shares_are_refused(weights: dict[int, float]) -> None:
     with pytest.raises(UserError, match="add up to 1"):
         TrafficSplit(weights, salt="taxi")
 

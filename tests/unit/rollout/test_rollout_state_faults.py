@@ -141,7 +141,7 @@ def test_a_flipped_bit_of_a_state_is_an_error_and_never_another_state(folder: Pa
         assert found in (None, (number, state))
         damaged += found is None
     assert damaged > len(whole) / 2
-    # Who had read it goes on, and the next change makes the state whole for all.
+    # A process that has read it goes on, and the next change repairs the state for all.
     held = running.latest()
     assert held is not None
     assert held.number == number
@@ -149,7 +149,7 @@ def test_a_flipped_bit_of_a_state_is_an_error_and_never_another_state(folder: Pa
     assert latest(folder) == (number + 1, state)
 
 
-def test_a_state_that_was_deleted_as_the_error_asks_for_is_given_up_by_who_had_read_it(
+def test_a_state_that_was_deleted_as_the_error_advises_is_given_up_by_a_process_that_had_read_it(
     folder: Path,
 ) -> None:
     running = StateFiles(folder)

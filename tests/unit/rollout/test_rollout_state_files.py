@@ -1,4 +1,4 @@
-"""States as files: one order of changes among several writers, whole after kill -9."""
+"""States as files: one order of changes among several writers, consistent after kill -9."""
 
 from __future__ import annotations
 

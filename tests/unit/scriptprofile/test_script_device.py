@@ -290,7 +290,7 @@ def test_the_page_and_the_json_have_the_devices_time(device: DeviceTime) -> None
     assert said.startswith("layout transposes 38%, convolution and matrix product 30%")
 
 
-def test_why_there_is_none_is_said() -> None:
+def test_the_reason_for_a_missing_one_is_reported() -> None:
     without = replace(fit(), no_device="another profiler is running")
     profile = profiled(without)
 

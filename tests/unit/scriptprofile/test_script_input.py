@@ -76,7 +76,7 @@ def test_of_two_that_fit_the_last_one_is_taken_and_the_other_is_not_known() -> N
     }
 
 
-def test_what_a_cache_keeps_is_no_later_passs_work() -> None:
+def test_cached_elements_are_not_the_work_of_a_later_pass() -> None:
     mapped = stage("map", 7)
     stages = (stage("batch", 9), stage("cache", 8), mapped)
     cached = loop(stages=stages, nodes=(), passes=3)
@@ -235,7 +235,7 @@ def without_gaps(**changes: Any) -> Loop:
     return replace(each, rounds=rounds)
 
 
-def test_what_is_not_known_to_be_pythons_is_not_said_to_be() -> None:
+def test_time_that_is_not_known_to_be_pythons_is_not_reported_as_pythons() -> None:
     split = without_gaps().split
 
     assert split is not None
@@ -273,7 +273,7 @@ def test_a_step_that_waits_is_a_finding_even_if_no_rule_knows_why() -> None:
     assert set(findings(bare)) == {"missing_prefetch"}, "that is why"
 
 
-def test_what_the_input_takes_of_the_cores_is_not_said_to_be_pythons() -> None:
+def test_time_of_the_input_on_the_cores_is_not_reported_as_pythons() -> None:
     # 10 ms a step, of which 3 are neither waited for nor the step; the input takes 10 ms of CPU for it.
     busy = fit(ceiling_s=0.007, cores=4, nodes=(node("Root"), node("Map", 100 * 0.010)))
 
@@ -399,5 +399,5 @@ def test_work_that_has_a_form_for_batches_is_named_where_it_is_done_row_by_row(
         replace(parsed("ParseExampleV2"), stages=parsed("ParseExampleV2").stages[2:]),
     ],
 )
-def test_what_has_no_such_form_or_is_no_matter_is_not_named(changed: Loop) -> None:
+def test_what_has_no_such_form_or_does_not_matter_is_not_named(changed: Loop) -> None:
     assert "row_by_row" not in findings(changed)

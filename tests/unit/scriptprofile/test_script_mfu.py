@@ -61,7 +61,7 @@ def test_the_figure_is_operations_by_the_steps_time_and_the_peak() -> None:
         (replace(KNOWN, peak_per_s=None, no_peak="2 GPUs, and here 0"), "2 GPUs, and here 0"),
     ],
 )
-def test_without_one_of_them_there_is_no_figure_and_it_is_said_why(
+def test_without_one_of_them_the_reason_is_reported_instead_of_a_figure(
     reached: Reached, why: str
 ) -> None:
     loop = fit(reached=reached)

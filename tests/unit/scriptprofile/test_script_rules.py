@@ -25,7 +25,7 @@ def findings(*loops: Loop, machine: Machine = MACHINE, **changes: Any) -> list[S
 
 
 def minor(*loops: Loop, **changes: Any) -> dict[str, ScriptFinding]:
-    """What is said to be worth little, by its name."""
+    """The findings of low impact, by kind."""
     said = diagnose([watched(*loops, **changes)], MACHINE).minor
     assert len({each.kind for each in said}) == len(said)
     return {each.kind: each for each in said}
@@ -315,7 +315,7 @@ def test_what_epochs_wait_for_before_their_first_step_is_a_finding() -> None:
         assert kinds(fit(stages=chain, passes=3, starts=starts)) == []
 
 
-def test_a_step_on_one_batch_that_takes_longer_than_a_real_one_is_no_measure() -> None:
+def test_a_step_on_one_batch_that_takes_longer_than_a_real_one_is_not_a_measure() -> None:
     for each in (fit(ceiling_s=0.017), loop(rounds=fit(ceiling_s=0.017).rounds)):
         split = each.split
         assert split is not None
@@ -463,7 +463,7 @@ def test_a_distribution_of_keras_that_does_nothing_is_a_finding() -> None:
     assert kinds(replace(one, model={**one.model, "keras_distribution": ""})) == []
 
 
-def test_what_python_makes_is_said_where_the_step_hides_it() -> None:
+def test_what_python_makes_is_reported_where_the_step_hides_it() -> None:
     chain = (
         stage("batch", 9),
         stage("map", 8, python_calls=(at(8),)),
@@ -592,7 +592,7 @@ BARE = (stage("batch", 8), stage("map", 7), stage("from_tensor_slices", 6))
 BARE_NODES = (node("Root"), node("BatchV2"), node("Map", 2.0), node("TensorSlice"))
 
 
-def test_what_costs_little_here_is_said_with_its_reason_and_is_no_finding() -> None:
+def test_what_costs_little_here_is_reported_with_its_reason_and_is_not_a_finding() -> None:
     bare = loop(stages=BARE, nodes=BARE_NODES, wait_s=0.038, call_s=0.9, rows=16)
 
     said = minor(bare)

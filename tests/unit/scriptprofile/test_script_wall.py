@@ -126,7 +126,7 @@ def test_the_largest_part_is_the_first_finding_with_its_line_and_an_upper_bound(
         part("saving", 9.9, 30, cpu_s=0.1),
     ],
 )
-def test_what_is_small_or_is_training_is_no_finding(small: WallPart) -> None:
+def test_what_is_small_or_is_training_is_not_a_finding(small: WallPart) -> None:
     assert findings(script(small, since_start_s=60.0 if small.wall_s < 9 else 98.0)) == {}
 
 
@@ -143,7 +143,7 @@ def test_of_a_loop_that_takes_next_to_no_time_no_speed_is_advised() -> None:
     assert findings(script(loops=(waits,), since_start_s=1000.0)) == {}
 
 
-def test_without_the_time_nothing_is_said_of_it() -> None:
+def test_without_its_time_a_part_is_not_reported() -> None:
     assert shown_parts(watched()) == []
     assert findings(script(part("predict", 50.0, 12), since_start_s=0.0)).keys() == set()
 
@@ -211,7 +211,7 @@ def test_of_a_parallel_map_the_results_are_kept_for_the_next_run() -> None:
     assert "num_parallel_calls" not in found.change
 
 
-def test_a_first_pass_that_traces_for_long_or_fills_little_is_no_finding() -> None:
+def test_a_first_pass_that_traces_for_long_or_fills_little_is_not_a_finding() -> None:
     tracing = script(part("fit", 50.0, 40), loops=(fills(map_s=0.5),))
     short = script(part("fit", 3.0, 40), loops=(fills(map_s=1.0, wall_s=2.5),))
     uncached = fit(passes=5, first_pass=None)
@@ -231,7 +231,7 @@ def test_a_load_that_makes_all_times_longer_changes_no_verdict_about_a_first_pas
             assert ("slow_first_pass" in findings(run)) is is_found, (quiet_s, away)
 
 
-def test_a_cache_that_an_earlier_loop_has_filled_is_no_first_pass() -> None:
+def test_a_cache_that_an_earlier_loop_has_filled_is_not_a_first_pass() -> None:
     own = loop(
         passes=3,
         stages=(stage("batch", 11), stage("cache", 10), stage("map", 9)),

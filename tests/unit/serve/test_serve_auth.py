@@ -26,7 +26,7 @@ AROUND = "- name: a\n  role: admin\n"
         f"{AROUND}  key: %{SECRET}",
     ],
 )
-def test_a_file_of_keys_that_is_no_yaml_is_named_with_its_line_and_not_quoted(
+def test_a_file_of_keys_that_is_not_yaml_is_named_with_its_line_and_not_quoted(
     tmp_path: Path, text: str
 ) -> None:
     file = tmp_path / "keys.yaml"

@@ -36,7 +36,7 @@ def value_of(text: str, start: str) -> float:
 
 
 def killed(folder: Path, worker: int) -> None:
-    """A process counts, and is killed without a word."""
+    """A process counts, and is killed without warning."""
     command = [sys.executable, "-c", COUNTS_AND_HANGS, str(folder), str(worker)]
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as running:
         assert running.stdout is not None
@@ -107,7 +107,7 @@ def test_a_row_that_is_being_added_is_not_seen_and_a_file_that_is_gone_is_empty(
     cells = SharedCounters(path)
     cells.row("a", 1)[0] = 3
     raw = bytearray(path.read_bytes())
-    place = 8 + 8 + 8  # behind the first row: a key without its head
+    place = 8 + 8 + 8  # after the first row: a key without its head
     raw[place + 8 : place + 9] = b"b"
     path.with_name("half").write_bytes(raw)
 

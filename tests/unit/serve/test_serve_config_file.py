@@ -24,7 +24,7 @@ def look(watched: ConfigFile, times: int = 6) -> None:
         watched.look()
 
 
-def test_a_wrong_file_is_said_once_for_each_content_and_changes_nothing(
+def test_a_wrong_file_is_reported_once_for_each_content_and_changes_nothing(
     file: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     caplog.set_level("INFO", "stoker.serve.servables.config_file")

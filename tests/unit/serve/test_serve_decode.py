@@ -251,7 +251,7 @@ def test_a_body_of_very_many_values_is_refused_without_going_through_it() -> Non
     assert tf_serving_error(body, signature(x="float32")) is None
 
 
-def test_keys_that_are_no_input_are_passed_over_under_inputs() -> None:
+def test_keys_under_inputs_that_are_not_an_input_are_ignored() -> None:
     body = parse_body(b'{"inputs": {"x": [1.0], "other": "y"}}')
 
     assert read_inputs(body, signature(x="float32"))["x"].tolist() == [1.0]

@@ -71,7 +71,7 @@ def test_one_output_is_bare_and_several_are_named() -> None:
     }
 
 
-def test_strings_are_escaped_and_what_is_no_text_comes_as_base64() -> None:
+def test_strings_are_escaped_and_bytes_that_are_not_text_come_as_base64() -> None:
     array = np.array([b'"\n', "ö".encode(), b"\xff"], dtype=object)
 
     assert json.loads(columns({"y": array}))["outputs"] == ['"\n', "ö", {"b64": "/w=="}]

@@ -74,7 +74,7 @@ def read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> Read:
 
 
 def test_without_flags_the_defaults_are_the_configurations_own(read: Read, folder: Path) -> None:
-    """Of both lists of defaults there must be one: what a user does not say is said nowhere else."""
+    """The flags and the configuration have the same defaults."""
     assert read() == ServeConfig(models={"BASE": folder / "BASE"})
 
 
@@ -326,7 +326,7 @@ def test_one_model_is_named_by_tensorflow_servings_two_flags(read: Read, folder:
         "--enable_grpc_healthcheck_service",
     ],
 )
-def test_a_flag_that_means_nothing_here_is_said_and_changes_nothing(
+def test_a_flag_without_a_meaning_here_is_reported_and_changes_nothing(
     read: Read, capsys: pytest.CaptureFixture[str], flag: str
 ) -> None:
     assert read(flag) == read()

@@ -226,7 +226,7 @@ class KeepsTheProtocol(RuleBasedStateMachine):
         self.client = client_connection()
         self.calls: dict[int, Sent] = {}
         self.pings = self.settings = 0  # that are not acknowledged
-        self.output = bytearray()  # of the server, until a frame is whole
+        self.output = bytearray()  # of the server, until a frame is complete
         self.has_failed = False  # `h2` has refused what the server wrote
 
     @initialize(window=st.sampled_from([0, 1, 100, 65_535, 1 << 20]))
@@ -262,7 +262,7 @@ class KeepsTheProtocol(RuleBasedStateMachine):
 
     @rule(path=st.sampled_from([ECHO, REPEAT]), message=MESSAGES)
     def call(self, path: str, message: bytes) -> None:
-        """A whole call in one go."""
+        """A complete call in one piece."""
         before = len(self.calls)
         self.open_call(path=path, message=message, metadata=0, frame=16_384)
         if len(self.calls) > before:

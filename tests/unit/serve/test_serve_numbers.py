@@ -389,7 +389,7 @@ def test_bodies_of_tensors_that_are_odd_are_read_or_refused_alike(raw: bytes) ->
         text_of(tensor("[1, 2]")).replace(b'"inputs"', b'"data": [1, 2], "inputs"'),
     ],
 )
-def test_a_list_that_is_no_input_leaves_the_body_to_the_plain_reader(raw: bytes) -> None:
+def test_a_list_that_is_not_an_input_leaves_the_body_to_the_plain_reader(raw: bytes) -> None:
     assert read_lists(raw) is None
     both(raw)
 

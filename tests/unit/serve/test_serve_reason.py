@@ -46,7 +46,7 @@ def test_a_reason_names_files_below_the_model_and_no_others(error: Exception, sa
 @pytest.mark.parametrize(
     "text", ["as 'while/body/dense'", "1/2 of it", "StatefulPartitionedCall/a:0", "a / b", "and/or"]
 )
-def test_what_is_no_path_stays(text: str) -> None:
+def test_text_that_is_not_a_path_stays(text: str) -> None:
     assert without_paths(text, FOLDER) == text
 
 

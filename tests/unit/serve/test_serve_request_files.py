@@ -1,4 +1,4 @@
-"""The files of a request log: bounded, whole, and never taken from under a writer."""
+"""The files of a request log: bounded, complete, and never removed while they are written."""
 
 from __future__ import annotations
 
@@ -112,7 +112,7 @@ def whole(prefix: Path, records: int) -> Path:
     return made
 
 
-def test_the_oldest_go_first_whole_and_no_more_than_must(tmp_path: Path) -> None:
+def test_the_oldest_files_are_removed_first_and_only_as_many_as_necessary(tmp_path: Path) -> None:
     files = [whole(tmp_path / "m", 10) for _ in range(5)]
     size = files[0].stat().st_size
 
@@ -162,7 +162,7 @@ def test_a_prefix_may_be_a_folder(tmp_path: Path, prefix: str) -> None:
     assert [path for path in tmp_path.rglob("*") if path.is_file()] == []
 
 
-def test_what_is_being_written_stays_and_there_is_no_room_then(tmp_path: Path) -> None:
+def test_a_file_that_is_being_written_stays_and_new_records_are_dropped(tmp_path: Path) -> None:
     file = RecordFile(str(tmp_path / "m"))
     file.write(RECORD)
     file.flush()

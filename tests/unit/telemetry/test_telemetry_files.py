@@ -33,7 +33,7 @@ def largest_file(size_bytes: int) -> Iterator[None]:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
 
-def test_a_full_disk_loses_whole_records_is_said_once_and_is_over_when_there_is_room_again(
+def test_a_full_disk_loses_complete_records_is_reported_once_and_ends_when_space_is_free(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     writer = JsonLines(tmp_path / "metrics.jsonl")

@@ -174,7 +174,7 @@ def test_a_file_that_is_cut_or_damaged_is_begun_again(tmp_path: Path, content: s
     assert sum(written["parts"].values()) == 0.0
 
 
-def test_a_process_that_is_killed_has_said_where_its_time_went(tmp_path: Path) -> None:
+def test_a_process_that_is_killed_has_reported_its_time(tmp_path: Path) -> None:
     path = tmp_path / "wall_time.json"
     code = (
         "import sys, time; from pathlib import Path;"

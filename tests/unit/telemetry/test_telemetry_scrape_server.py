@@ -163,7 +163,7 @@ def test_connections_are_bounded_and_later_ones_are_answered(
     assert get(server)[0] == 200
 
 
-def test_what_is_no_request_is_answered_or_left(server: ScrapeServer) -> None:
+def test_bytes_that_are_not_a_request_are_answered_or_dropped(server: ScrapeServer) -> None:
     for sent in (b"\x16\x03\x01\x02\x00\r\n\r\n", b"GET\r\n\r\n", b"PUT /metrics HTTP/1.1\r\n\r\n"):
         with connected(server) as client:
             client.sendall(sent)

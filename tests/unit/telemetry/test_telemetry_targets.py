@@ -72,7 +72,7 @@ def test_a_process_of_an_earlier_boot_or_with_the_same_number_is_not_the_runs(
     assert edited(tmp_path, started="1") == []
 
 
-def test_another_machines_file_stays_and_its_loopback_address_is_no_target_here(
+def test_another_machines_file_stays_and_its_loopback_address_is_not_a_target_here(
     tmp_path: Path,
 ) -> None:
     with published(tmp_path, "run", "10.0.0.1:1"):

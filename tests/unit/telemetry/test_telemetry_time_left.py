@@ -23,7 +23,7 @@ class Clock:
     rate=st.floats(1e-6, 0.01),
     looks=st.integers(1, 9),
 )
-def test_work_of_constant_speed_ends_when_it_is_said(
+def test_work_of_constant_speed_ends_at_the_estimated_time(
     first: float, began_s: float, rate: float, looks: int
 ) -> None:
     clock = Clock()

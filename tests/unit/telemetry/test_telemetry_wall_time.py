@@ -1,4 +1,4 @@
-"""The parts of a training's wall time add up to the whole, whatever happens in it."""
+"""The parts of a training's wall time always add up to its total."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def test_another_thread_changes_no_part() -> None:
     assert wall.parts()["start"] == 3.0
 
 
-def test_a_name_that_is_no_part_is_refused() -> None:
+def test_a_name_that_is_not_a_part_is_refused() -> None:
     with pytest.raises(ValueError, match="no part of a training's wall time: stepz"):
         WallTime().within("stepz")
 

@@ -282,7 +282,7 @@ def test_steps_go_before_the_clock() -> None:
 def test_which_checkpoints_are_kept_does_not_depend_on_when_that_is_decided(
     gaps_h: list[int], keep_last: int, every_h: float | None
 ) -> None:
-    # By and by, as a run does it, and at once over everything that was ever written.
+    # One by one, as a run does it, and at once over all that were ever written.
     all_of_them: list[CheckpointInfo] = []
     kept: list[CheckpointInfo] = []
     hours = 0

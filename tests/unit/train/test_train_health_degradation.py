@@ -256,7 +256,7 @@ def test_a_subclassed_model_is_judged_by_what_it_answers() -> None:
     assert check_outputs(whole, whole(X)) is None
 
 
-def test_in_float32_nothing_is_said_about_outputs() -> None:
+def test_in_float32_nothing_is_reported_about_outputs() -> None:
     model = answering(layers.Dense(3, activation="softmax"))
 
     assert check_outputs(model, model(X)) is None

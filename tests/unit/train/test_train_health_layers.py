@@ -155,7 +155,7 @@ def test_a_bad_gradient_between_layers_is_placed_behind_the_layer_before() -> No
     assert (found.place, found.name) == ("gradient", "what follows first")
 
 
-def test_an_operation_that_is_no_layer_is_named_too() -> None:
+def test_an_operation_that_is_not_a_layer_is_named_too() -> None:
     inputs = keras.Input((4,), name="a")
     model = keras.Model({"a": inputs}, layers.Dense(1)(ops.log(layers.Dense(4)(inputs))))
     found = look(model)

@@ -37,7 +37,7 @@ def test_a_loss_that_runs_away_is_named_once_with_the_step_it_left_at() -> None:
     st.lists(st.floats(0.5, 1.4), min_size=5, max_size=200),
     st.lists(st.integers(0, 10_000), max_size=5),
 )
-def test_single_high_batches_are_no_divergence(losses: list[float], spikes: list[int]) -> None:
+def test_single_high_batches_are_not_a_divergence(losses: list[float], spikes: list[int]) -> None:
     config = DivergenceConfig(factor=3.0, updates=6, window=50)
     for spike in spikes:
         losses[spike % len(losses)] = 1e6

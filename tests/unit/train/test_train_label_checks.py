@@ -204,7 +204,7 @@ def test_a_weight_of_a_class_that_no_row_has_is_a_warning(
     assert [f"{each.severity} {each.kind}" for each in found] == said
 
 
-def test_the_ids_of_three_texts_are_no_numbers_and_those_of_two_are() -> None:
+def test_the_ids_of_three_texts_are_not_numbers_and_those_of_two_are() -> None:
     def kinds_of(labels: list[int], texts: list[str]) -> list[str]:
         splits = {"train": {ONLY: summary(labels)}}
         model = built(1, None, "mse")
@@ -281,7 +281,7 @@ def test_a_rare_class_is_a_warning_only_where_accuracy_chooses_the_best_epoch() 
         ([], [keras.metrics.BinaryAccuracy()], "val_binary_accuracy", {1: 30}, False, []),
     ],
 )
-def test_a_rare_class_with_a_weight_is_no_warning_where_the_metric_counts_weights(
+def test_a_rare_class_with_a_weight_is_not_a_warning_where_the_metric_counts_weights(
     metrics: list[Any],
     weighted: list[Any],
     monitor: str,

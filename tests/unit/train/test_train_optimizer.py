@@ -87,7 +87,7 @@ def test_the_rate_inside_a_loss_scale_optimizer_is_scaled_too(kind: str) -> None
 
 
 def test_a_scaled_schedule_that_keras_saved_is_the_same_again() -> None:
-    """As where a callback saves the whole model."""
+    """As if a callback saved the complete model."""
     model = compiled(keras.optimizers.SGD(RATES["schedule"][0]()))
     prepare_optimizer(model, *scaled_by("linear"))
 

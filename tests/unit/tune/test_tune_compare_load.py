@@ -42,7 +42,7 @@ SPIN = "import time\nend_s = time.monotonic() + 60\nwhile time.monotonic() < end
 
 @contextmanager
 def spinning() -> Iterator[int]:
-    """A process in a session of its own that computes as long as it is let."""
+    """A process in a session of its own that computes until it is killed."""
     with subprocess.Popen([sys.executable, "-c", SPIN], start_new_session=True) as process:
         try:
             yield process.pid

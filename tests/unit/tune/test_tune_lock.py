@@ -118,7 +118,7 @@ def test_a_promise_that_cannot_be_broken_is_refused(
         check(loaded, progress=pytest.fail)
 
 
-def test_it_is_used_where_the_hardware_matches_and_that_is_said(experiment: Path) -> None:
+def test_it_is_used_on_matching_hardware_and_a_message_says_so(experiment: Path) -> None:
     write_lock(experiment / FILE, LOCK)
 
     read = load_tuned(experiment)

@@ -1,4 +1,4 @@
-"""Windows -> a step's parts, and what is said of them."""
+"""Windows -> a step's parts, and the messages about them."""
 
 from __future__ import annotations
 

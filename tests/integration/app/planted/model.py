@@ -95,7 +95,7 @@ def build_without_xla(features):
 
 
 def build_crashing(features):
-    """Ends its process without a word where the precision is bfloat16."""
+    """Ends its process without a message if the precision is bfloat16."""
     if keras.mixed_precision.dtype_policy().name == "mixed_bfloat16":
         os._exit(9)
     return build_small(features)
