@@ -228,7 +228,7 @@ class VersionRuns:
 
     def loading(self) -> Watched:
         """A context that lasts as long as the version loads: one under rollout must not load forever."""
-        return Watched(self._all, _nobody_waits, self._owner, loading=True)
+        return Watched(self._all, _no_client_waits, self._owner, loading=True)
 
     def start(self, work: Work) -> None:
         """See `Runs`."""
@@ -239,7 +239,7 @@ class VersionRuns:
         return self._all.call(work, deadline, self._owner)
 
 
-def _nobody_waits() -> None:
+def _no_client_waits() -> None:
     """No client waits for a load."""
 
 
