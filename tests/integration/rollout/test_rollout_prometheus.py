@@ -137,7 +137,7 @@ def test_start_refuses_a_query_that_is_not_promql_and_changes_nothing(
     def start(query: str, url: str = prometheus) -> int:
         gates.write_text(section.format(url=url, query=query))
         arguments = ["taxi", "2", "--models", str(repository.root), "--gates", str(gates)]
-        return invoke(["rollout", "start", *arguments], debug=False)
+        return invoke(["rollout", "start", "--detach", *arguments], debug=False)
 
     assert start("sum(rate(x{version=${candidate}}[1m]))") == EXIT_USER
     assert "The query of gate errors must be PromQL" in capsys.readouterr().err

@@ -11,6 +11,7 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ from keras.export import ExportArchive
 from tests.loopback import Service, service
 
 from stoker.cli.main import invoke
-from stoker.core.errors import EXIT_DONE, EXIT_USER
+from stoker.core.errors import EXIT_CHECK, EXIT_DONE, EXIT_USER
 from stoker.registry.repository import Repository
 from stoker.rollout.gates.gates import Verdict
 from stoker.rollout.operations import ModelRollouts
@@ -137,7 +138,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Serving]]
     with service() as hook:
         own = ["--gates", str(folder / "gates.yaml"), "--inconclusive-limit", "10m", "--strict"]
         own += ["--webhook", f"stage,end={hook.url}", "--notify", f"{hook.url}/slack"]
-        start = ["start", "m", "2", "--canary", "50,100", *FAST, *own]
+        start = ["start", "m", "2", "--detach", "--canary", "50,100", *FAST, *own]
         assert rollout(repository.root, *start) == EXIT_DONE
         running = [serve(repository.root, folder / "ready.json", "--gate-folder", str(folder))]
         running[0].hook = hook
@@ -147,7 +148,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[Serving]]
 
 
 def test_a_rollout_from_the_first_percent_to_a_rollback(
-    serving: list[Serving], tmp_path: Path
+    serving: list[Serving], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     server = serving[0]
     # The state decides, not "the newest": the candidate waits until the baseline is measured.
@@ -177,9 +178,15 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
     Repository(server.models).push(exported(tmp_path / "3", addend=3.0, fails_at=5.0), "m")
     time.sleep(1.0)  # several polls of the repository: the servers know version 3
     assert [server.ask(1.0) for _ in range(20)] == [2.0] * 20
-    assert rollout(server.models, "start", "m", "3", "--canary", "20,100", *FAST) == 0
     before = len(server.answers)
-    back = server.load(Phase.ROLLED_BACK)
+    with ThreadPoolExecutor(1) as pool:
+        start = ("start", "m", "3", "--canary", "20,100", *FAST)
+        followed = pool.submit(rollout, server.models, *start)
+        back = server.load(Phase.ROLLED_BACK)
+        assert followed.result() == EXIT_CHECK
+    shown = capsys.readouterr()
+    assert "version 3 running, 0.2 of the traffic; baseline version 2; stage 1: 20 %\n" in shown.out
+    assert "Version 3 must not be worse than version 2. Received: rolled back: bad" in shown.err
     assert back.rejected == (3,)
     assert back.reason.startswith("bad_answers: candidate ")
     failed = sum(status != 200 for status, _ in server.answers[before:])

@@ -180,7 +180,7 @@ def serving(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
     repository = Repository(folder / "models")
     for version in (1, 2):
         push(repository, exported(folder / str(version)))
-    arguments = ["start", "m", "2", "--canary", "shadow:1h,100", *FAST, *UNMEASURED]
+    arguments = ["start", "m", "2", "--detach", "--canary", "shadow:1h,100", *FAST, *UNMEASURED]
     assert rollout(repository.root, *arguments) == EXIT_DONE
     flags = ["--rest_api_port", "0", "--port", "0", "--json", "--poll-s", "0.2"]
     process = subprocess.Popen(
@@ -251,7 +251,7 @@ def test_a_bad_version_is_rolled_back_without_a_request_of_a_client(
     serving: Serving, tmp_path: Path
 ) -> None:
     push(Repository(serving.models), exported(tmp_path / "3", fails_at=3.0, nan_at=7.0))
-    arguments = ["start", "m", "3", "--canary", "shadow:1h,100", *FAST, *UNMEASURED]
+    arguments = ["start", "m", "3", "--detach", "--canary", "shadow:1h,100", *FAST, *UNMEASURED]
     assert rollout(serving.models, *arguments) == EXIT_DONE
     serving.answers.clear()
 

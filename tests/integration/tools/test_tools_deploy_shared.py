@@ -280,7 +280,7 @@ def test_both_follow_a_rollout_and_one_that_ends_loses_no_answer(site: Site) -> 
     assert {(version, value) for _, version, value in load.answers} == {("1", 1.5)}
 
     start = ["start", MODEL, "2", "--models", str(site.models), "--canary", "header=x-canary,100"]
-    assert invoke(["rollout", *start], debug=False) == 0
+    assert invoke(["rollout", *start, "--detach"], debug=False) == 0
     ports = {pod.port for pod in site.pods}
     with Load(site.pods, headers={"x-canary": "1"}) as load:
 

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from tensorflow.core.protobuf import saved_model_pb2
 
+from stoker.cli.commands.rollout import shown
 from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_DONE, DataError, UserError
 from stoker.registry.repository import Repository
@@ -67,6 +70,40 @@ def test_status_shows_how_many_requests_the_first_stage_waits_for(
     assert invoke(["rollout", "status", "taxi", "--models", str(root)], debug=False) == EXIT_DONE
 
     assert "stage 1: 10 %, after 1,000 requests of version 1; 41 so far" in capsys.readouterr().out
+
+
+def test_a_followed_rollout_is_printed_until_its_end_and_goes_on_after_ctrl_c(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = ModelRollouts(root, "taxi")
+    begun = rollouts.start(2, RolloutSettings(stages="10,100"), why="")
+    steps: list[Callable[[], object]] = [
+        lambda: rollouts.promote(why=""),
+        lambda: None,
+        lambda: rollouts.pause(why="a look"),
+        lambda: rollouts.promote(full=True, why=""),
+    ]
+    clock = SimpleNamespace(sleep=lambda _: steps.pop(0)(), strftime=time.strftime)
+    monkeypatch.setattr(shown, "time", clock)
+
+    shown.follow(rollouts, begun, target="taxi")
+
+    assert [line.split("  ")[1] for line in capsys.readouterr().out.splitlines()] == [
+        "version 2 measuring the baseline, 0 of the traffic; baseline version 1; stage 1: 10 %",
+        "version 2 running, 0.1 of the traffic; baseline version 1; stage 1: 10 %",
+        "version 2 paused, 0.1 of the traffic; baseline version 1; stage 1: 10 %; a look",
+        "version 2 completed, 1 of the traffic; baseline version 1",
+    ]
+
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    begun = rollouts.start(1, RolloutSettings(), why="")
+    steps[:] = [interrupt]
+    with pytest.raises(KeyboardInterrupt):
+        shown.follow(rollouts, begun, target="taxi --models m")
+    assert "goes on. See `stoker rollout status taxi --models m`" in capsys.readouterr().err
+    assert rollouts.state() == begun
 
 
 def test_an_operator_takes_a_version_from_start_to_rollback(root: Path) -> None:

@@ -3,20 +3,19 @@
 from __future__ import annotations
 
 import json
-import time
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from stoker.cli.commands.rollout import ab
 from stoker.cli.commands.rollout.export import export
+from stoker.cli.commands.rollout.shown import follow, lines_of, show, status_of, summary
 from stoker.cli.options import AsJson
 
 if TYPE_CHECKING:
-    from stoker.rollout.operations import ModelRollouts, Rollout
-    from stoker.rollout.state.state import RolloutState
+    from stoker.rollout.operations import ModelRollouts
 
 app = typer.Typer(
     help="Move traffic to a new version step by step, or back.",
@@ -146,9 +145,12 @@ def start(
         typer.Option("--baseline", help="Version to compare with. Default: the one that serves."),
     ] = None,
     why: Why = "",
+    detach: Annotated[
+        bool, typer.Option("-d", "--detach", help="Return at once; so does --json.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start to move a model's traffic to a version; the servers of the repository follow."""
+    """Start to move a model's traffic to a version, and follow it to its end; the servers do it, also without this command."""
     from stoker.app.import_tensorflow import import_tensorflow
     from stoker.core.durations import seconds_of
     from stoker.rollout.state.state import RolloutSettings
@@ -184,7 +186,11 @@ def start(
         baseline=baseline,
         server_bytes=memory,
     )
-    _show(begun, as_json=as_json)
+    if detach or as_json:
+        show(begun, as_json=as_json)
+    else:
+        where = "" if models == MODELS else f" --models {models}"
+        follow(rollouts, begun, target=f"{model}{where}")
 
 
 @app.command()
@@ -192,22 +198,22 @@ def status(model: Model, models: Models = MODELS, as_json: AsJson = False) -> No
     """Show the stage, the traffic, and what each gate says."""
     found = _open(models, model).status()
     if as_json:
-        typer.echo(json.dumps(_status(found), indent=2))
+        typer.echo(json.dumps(status_of(found), indent=2))
         return
-    for line in _lines(found):
+    for line in lines_of(found):
         typer.echo(line)
 
 
 @app.command()
 def pause(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
     """Keep the traffic as it is; gates still roll back."""
-    _show(_open(models, model).pause(why=why), as_json=as_json)
+    show(_open(models, model).pause(why=why), as_json=as_json)
 
 
 @app.command()
 def resume(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
     """Go on after a pause, or end a stage that waits for a person."""
-    _show(_open(models, model).resume(why=why), as_json=as_json)
+    show(_open(models, model).resume(why=why), as_json=as_json)
 
 
 @app.command()
@@ -223,7 +229,7 @@ def promote(
     as_json: AsJson = False,
 ) -> None:
     """Go to the next stage now, whatever its time and requests; or end an A/B test."""
-    _show(_open(models, model).promote(full=full, version=version, why=why), as_json=as_json)
+    show(_open(models, model).promote(full=full, version=version, why=why), as_json=as_json)
 
 
 @app.command()
@@ -238,7 +244,7 @@ def rollback(
     as_json: AsJson = False,
 ) -> None:
     """Take all traffic off the version at once, without stages."""
-    _show(_open(models, model).roll_back(to=to, why=why), as_json=as_json)
+    show(_open(models, model).roll_back(to=to, why=why), as_json=as_json)
 
 
 @app.command()
@@ -252,98 +258,13 @@ def history(model: Model, models: Models = MODELS, as_json: AsJson = False) -> N
     for event, now in events:
         when = datetime.fromtimestamp(event.at_s, UTC).isoformat(timespec="seconds")
         why = f": {event.why}" if event.why else ""
-        typer.echo(f"{when}  {_summary(now)}  {event.what} by {event.who}{why}")
+        typer.echo(f"{when}  {summary(now)}  {event.what} by {event.who}{why}")
 
 
 def _open(models: Path, model: str, *, gate_folder: Path | None = None) -> ModelRollouts:
     from stoker.rollout.operations import ModelRollouts
 
     return ModelRollouts(models, model, gate_folder=gate_folder)
-
-
-def _show(state: RolloutState, *, as_json: bool) -> None:
-    typer.echo(json.dumps(state.to_json(), indent=2) if as_json else _summary(state))
-
-
-def _summary(state: RolloutState) -> str:
-    if state.is_test:
-        return ab.summary(state)
-    return (
-        f"version {state.candidate} {state.phase}, {state.share:.4g} of the traffic; "
-        f"baseline version {state.baseline}"
-    )
-
-
-def _status(found: Rollout) -> dict[str, Any]:
-    return {
-        **found.state.to_json(),
-        "share": found.state.share,
-        "stage_name": "" if found.state.is_test else str(found.state.current),
-        "bad_answers_needed": found.bad_answers_needed(),
-        "gates": [each.to_json() for each in found.gates],
-        "requests": {
-            str(stage): {str(version): counts.requests for version, counts in versions.items()}
-            for stage, versions in sorted(found.counts.items())
-        },
-        "shadow": {
-            str(stage): figures.to_json() for stage, figures in found.shadow_stages().items()
-        },
-    }
-
-
-def _lines(found: Rollout) -> list[str]:
-    state = found.state
-    if state.is_test:
-        return [_summary(state), "see `stoker rollout result`"]
-    stage = found.counts.get(state.stage, {})
-    lines = [_summary(state), _stage_line(found)]
-    if state.reason:
-        lines.append(f"reason: {state.reason}")
-    lines += [
-        f"  version {version}: {counts.requests} requests, {counts.bad} bad"
-        for version, counts in sorted(stage.items())
-    ]
-    lines += _smallest_fault(found)
-    lines += [f"  shadow: {figures}" for figures in found.shadow_stages().values()]
-    return lines + [f"  {each.gate}: {each.verdict}; {each.detail}" for each in found.gates]
-
-
-def _stage_line(found: Rollout) -> str:
-    """The current stage, what the first one waits for, or the stage in which the rollout ended."""
-    from stoker.rollout.control.controller import MEASURED_REQUESTS
-    from stoker.rollout.counts.counts import MEASURED, requests_of
-    from stoker.rollout.state.state import Phase
-
-    state = found.state
-    stage = f"stage {state.stage + 1}: {state.current}"
-    if state.phase is Phase.MEASURING:
-        seen = requests_of(found.counts, stage=MEASURED, version=state.baseline)
-        return f"{stage}, after {MEASURED_REQUESTS:,} requests of version {state.baseline}; {seen:,} so far"
-    since_s = time.time() - state.began_s
-    return (
-        f"{stage}, for {since_s:.0f} s"
-        if state.is_active
-        else f"ended {since_s:.0f} s ago in {stage}"
-    )
-
-
-def _smallest_fault(found: Rollout) -> list[str]:
-    """The smallest fault that would have been detected so far, and how soon a fault of 10 % would be."""
-    state, more = found.state, found.bad_answers_needed()
-    counts = found.counts.get(state.stage, {}).get(state.candidate)
-    took_s = time.time() - state.began_s
-    if more is None or counts is None or not counts.requests or took_s <= 0:
-        return []
-    smallest = (counts.bad + more) / counts.requests
-    so_far = (
-        f"a fault of {smallest:.2%} would have been seen"
-        if smallest < 1
-        else "no fault would have been seen yet"
-    )
-    soon_s = more / (0.1 * counts.requests / took_s)
-    return [
-        f"  {so_far}; {more} more bad answers roll back, after about {soon_s:.0f} s if 10 % are bad"
-    ]
 
 
 for command in (ab.ab, ab.outcome, ab.result):
