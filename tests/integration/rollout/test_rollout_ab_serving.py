@@ -71,6 +71,32 @@ def exported(path: Path, *, addend: float) -> Path:
     return path
 
 
+class WithTable(tf.Module):
+    table: tf.lookup.StaticVocabularyTable
+
+
+def slow_to_load(folder: Path) -> Path:
+    """Version 3, with a table of a million words."""
+    (folder / "words.txt").write_text("\n".join(map(str, range(1_000_000))))
+    module = WithTable()
+    module.table = tf.lookup.StaticVocabularyTable(
+        tf.lookup.TextFileInitializer(
+            str(folder / "words.txt"),
+            *(tf.string, tf.lookup.TextFileIndex.WHOLE_LINE),
+            *(tf.int64, tf.lookup.TextFileIndex.LINE_NUMBER),
+        ),
+        num_oov_buckets=1,
+    )
+    spec = tf.TensorSpec([None, 1], tf.float32, name="x")
+
+    @tf.function(input_signature=[spec])
+    def call(x: tf.Tensor) -> dict[str, tf.Tensor]:
+        return {"y": x + tf.cast(module.table.lookup(tf.constant("3")), tf.float32)}
+
+    tf.saved_model.save(module, str(folder / "3"), signatures={"serving_default": call})
+    return folder / "3"
+
+
 def rollout(models: Path, *arguments: str) -> int:
     """The exit code of a command."""
     return invoke(["rollout", *arguments, "--models", str(models)], debug=False)
@@ -150,6 +176,7 @@ def test_an_ab_test_from_the_first_user_to_the_chosen_version(
         the_result_is_the_same_over_rest(models, first, second, capsys)
         the_result_holds_after_a_kill(models, first, arms, capsys)
         the_chosen_version_takes_all_traffic(models, second, capsys)
+        users_count_once_all_arms_are_loaded(models, tmp_path, second, capsys)
 
 
 def users_get_and_keep_a_version(first: Serving, second: Serving) -> dict[str, int]:
@@ -270,3 +297,19 @@ def the_chosen_version_takes_all_traffic(
     assert rollout(models, "result", "m") == EXIT_DONE
     assert "over (completed)" in capsys.readouterr().out
     assert [event.what for event, _ in ModelRollouts(models, "m").history()] == ["ab", "promote"]
+
+
+def users_count_once_all_arms_are_loaded(
+    models: Path, folder: Path, second: Serving, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Repository(models).push(slow_to_load(folder), "m")
+    assert rollout(models, "ab", "m", "--arms", "2=50,3=50", "--key", "x-user") == EXIT_DONE
+    users = 0
+    while second.version(f"new-{users}", **ADMIN) != 3:
+        users += 1
+        assert users < 20_000
+    # Each user gets version 3 with a probability of one half.
+    assert users > 40
+    capsys.readouterr()
+    assert rollout(models, "result", "m", "--json") == EXIT_DONE
+    assert sum(arm["keys"] for arm in json.loads(capsys.readouterr().out)["arms"]) < 20

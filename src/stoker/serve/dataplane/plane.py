@@ -330,7 +330,9 @@ class DataPlane:
         if route is None:
             return spec
         versions = self.models.get(spec.name)
-        if versions.serves(route.version):
+        # A user is in an A/B test only once all arms are loaded, or those that load faster would get more users.
+        needed = route.compared if route.test else (route.version,)
+        if all(map(versions.serves, needed)):
             record.route = route
             self._routed_now[id(record)] = record
             return ModelSpec(name=spec.name, version=route.version)
