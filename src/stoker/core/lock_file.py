@@ -50,9 +50,11 @@ def take_lock(lock: Path, *, give_up_s: float | None = None) -> IO[str]:
             except BlockingIOError:
                 held = _held(stream)
             else:
-                _write_owner(stream)
-                opened.pop_all()
-                return stream
+                if _is_at(stream, lock):
+                    _write_owner(stream)
+                    opened.pop_all()
+                    return stream
+                continue
         waited_s = time.monotonic() - began_s
         if give_up_s is not None and waited_s > give_up_s:
             fix = "Wait until that process ends, or stop it."
@@ -62,10 +64,17 @@ def take_lock(lock: Path, *, give_up_s: float | None = None) -> IO[str]:
         if waited_s > NOTICE_S and not noticed:
             noticed = True
             _log.warning("waiting for %s: %s", lock, held)
-        time.sleep(
-            pause_s
-        )  # the kernel sends no notification, and a blocking call could not give up
+        # The kernel sends no notification, and a blocking call could not give up.
+        time.sleep(pause_s)
         pause_s = min(2 * pause_s, _POLL_S[1])
+
+
+def _is_at(stream: IO[str], lock: Path) -> bool:
+    """Whether a lock file was not deleted since it was opened: another process may hold a new one."""
+    try:
+        return os.path.samestat(os.fstat(stream.fileno()), lock.stat())
+    except FileNotFoundError:
+        return False
 
 
 def _write_owner(stream: IO[str]) -> None:

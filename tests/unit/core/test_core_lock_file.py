@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import signal
@@ -11,6 +12,7 @@ import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import IO
 
 import pytest
 
@@ -24,6 +26,7 @@ from stoker.registry.repository import Repository
 HOLDER = """
 import os, signal, sys
 from pathlib import Path
+from typing import IO
 from stoker.core.files import alone
 with alone(Path(sys.argv[1])):
     os.kill(os.getpid(), signal.SIGSTOP)
@@ -140,3 +143,19 @@ def test_the_lock_of_a_machine_that_is_gone_can_be_deleted(
         assert lock.read_text() == f"pid {os.getpid()} on elsewhere\n"
 
     assert said[0].endswith("; if that machine is gone, delete the file")
+
+
+def test_a_file_that_is_deleted_while_it_is_locked_is_not_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lock, flock, deleted = tmp_path / "lock", fcntl.flock, list[bool]()
+
+    def delete_and_lock(stream: IO[str], operation: int) -> None:
+        if not deleted:
+            lock.unlink()
+            deleted.append(True)
+        flock(stream, operation)
+
+    monkeypatch.setattr(fcntl, "flock", delete_and_lock)
+    with lock_file.take_lock(lock) as stream:
+        assert os.path.samestat(os.fstat(stream.fileno()), lock.stat())
