@@ -7,6 +7,7 @@ import os
 import shutil
 import socket
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -101,11 +102,24 @@ def test_config_maps_are_valid_and_hold_the_dashboards(tmp_path: Path) -> None:
 
 
 def test_compose_mounts_the_runs_and_hides_the_secret(tmp_path: Path) -> None:
-    write_manifests(wiring(tmp_path), tmp_path / "out")
-    found = yaml.safe_load((tmp_path / "out" / "compose" / "compose.yaml").read_text())
+    hostile = tmp_path / "a:b $HOME"
+    compose = tmp_path / "out" / "compose"
+    write_manifests(
+        replace(wiring(tmp_path), runs=(str(tmp_path / "runs"), str(hostile))), tmp_path / "out"
+    )
+    found = yaml.safe_load((compose / "compose.yaml").read_text())
 
-    runs = tmp_path / "runs"
-    assert f"{runs}:{runs}:ro" in found["services"]["prometheus"]["volumes"]
+    mounts = {
+        each["target"]: each["source"]
+        for service in found["services"].values()
+        for each in service["volumes"]
+        if isinstance(each, dict)
+    }
+    escaped = str(hostile).replace("$", "$$")
+    assert mounts[escaped] == escaped
+    assert mounts[str(tmp_path / "runs")] == str(tmp_path / "runs")
+    assert all((compose / source).exists() for source in mounts.values() if source.startswith("."))
+    assert mounts["/etc/prometheus/rules.d"] == "./rules.d"
     for service in found["services"].values():
         assert service["network_mode"] == "host"
         listen = [flag for flag in service.get("command", ()) if "web.listen-address" in flag]

@@ -30,6 +30,7 @@ def compose_texts(wiring: Wiring) -> dict[str, str]:
     texts = {
         "compose.yaml": as_yaml(_compose(wiring)),
         "rules.yml": rules_text(wiring.rules),
+        "rules.d/README": "Rules of your own: NAME.yml.\n",
         "prometheus.yml": as_yaml(
             prometheus_settings(wiring, alertmanager=_ALERTMANAGER, prometheus=_PROMETHEUS)
         ),
@@ -84,9 +85,10 @@ def _compose(wiring: Wiring) -> dict[str, Any]:
                     f"--web.listen-address={_PROMETHEUS}",
                 ],
                 "volumes": [
-                    "./prometheus.yml:/etc/prometheus/prometheus.yml:ro",
-                    "./rules.yml:/etc/prometheus/rules.yml:ro",
-                    *(f"{folder}:{folder}:ro" for folder in wiring.runs),
+                    _mount("./prometheus.yml", "/etc/prometheus/prometheus.yml"),
+                    _mount("./rules.yml", "/etc/prometheus/rules.yml"),
+                    _mount("./rules.d", "/etc/prometheus/rules.d"),
+                    *(_mount(str(folder), str(folder)) for folder in wiring.runs),
                     "series:/prometheus",
                 ],
             },
@@ -100,8 +102,8 @@ def _compose(wiring: Wiring) -> dict[str, Any]:
                     f"--web.listen-address={_ALERTMANAGER}",
                 ],
                 "volumes": [
-                    "./alertmanager.yml:/etc/alertmanager/alertmanager.yml:ro",
-                    *([f"{slack.resolve()}:{_SLACK}:ro"] if slack else []),
+                    _mount("./alertmanager.yml", "/etc/alertmanager/alertmanager.yml"),
+                    *([_mount(str(slack.resolve()), _SLACK)] if slack else []),
                     "alerts:/alertmanager",
                 ],
             },
@@ -110,12 +112,18 @@ def _compose(wiring: Wiring) -> dict[str, Any]:
                 **common,
                 "environment": {"GF_SERVER_HTTP_ADDR": "127.0.0.1"},
                 "volumes": [
-                    "./grafana/datasources:/etc/grafana/provisioning/datasources:ro",
-                    "./grafana/providers:/etc/grafana/provisioning/dashboards:ro",
-                    "./grafana/dashboards:/var/lib/grafana/dashboards:ro",
+                    _mount("./grafana/datasources", "/etc/grafana/provisioning/datasources"),
+                    _mount("./grafana/providers", "/etc/grafana/provisioning/dashboards"),
+                    _mount("./grafana/dashboards", "/var/lib/grafana/dashboards"),
                     "grafana:/var/lib/grafana",
                 ],
             },
         },
         "volumes": {"series": {}, "alerts": {}, "grafana": {}},
     }
+
+
+def _mount(source: str, target: str) -> dict[str, Any]:
+    """A file or folder of the host, read-only, in the form that takes a colon in a path; Compose would replace a `$`."""
+    paths = {"source": source.replace("$", "$$"), "target": target.replace("$", "$$")}
+    return {"type": "bind", **paths, "read_only": True}
