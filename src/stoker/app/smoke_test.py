@@ -25,7 +25,7 @@ from stoker.client.rows import json_instances
 from stoker.cluster.processes import Child, ProcessOptions, last_line
 from stoker.core.errors import CheckFailed, Plain
 from stoker.core.files import read_json
-from stoker.core.multi_output import ONLY
+from stoker.core.multi_output import ONLY, by_output
 from stoker.data.dataset import BATCH_ROWS
 from stoker.evaluate.evaluation import read_evaluation
 from stoker.registry.repository import version_folders
@@ -105,6 +105,12 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
         output: label.classes if evaluated[output].task.kind in ("binary", "multiclass") else ()
         for output, label in transform.labels.items()
     }
+    is_logit = by_output(chain.results["export"]["from_logits"])
+    # A single logit is no probability of the second class.
+    answered_as = {
+        output: None if is_logit.get(output) and names and len(names) == 2 else names
+        for output, names in classes.items()
+    }
     truth = labels_of(transform, rows)
     result: ServeResult = {"version": served, "rows": len(sample)}
     return SmokeTest(
@@ -113,8 +119,8 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
             Answer(truth=t, rest=r, grpc=g)
             for t, r, g in zip(
                 _by_row(truth, classes, _label_texts),
-                _by_row(rest, classes, _answer_texts),
-                _by_row(grpc, classes, _answer_texts),
+                _by_row(rest, answered_as, _answer_texts),
+                _by_row(grpc, answered_as, _answer_texts),
                 strict=True,
             )
         ),

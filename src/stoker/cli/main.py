@@ -62,7 +62,7 @@ _EXAMPLES = {
     "deploy": "stoker deploy mine --target compose --out mine-compose",
     "doctor": "stoker doctor --disk runs",
     "goodput": "stoker goodput runs/mine/20261127T184133Z-4f1a",
-    "rollout": "stoker rollout start mine --version 2",
+    "rollout": "stoker rollout start mine 2",
     "monitor": "stoker monitor tensorboard mine",
     "data-service": "stoker data-service start --workers 2",
     "submit": "stoker submit mine --on local",
@@ -143,7 +143,8 @@ def invoke(arguments: list[str], *, debug: bool) -> int:
     try:
         app(arguments)
     except SystemExit as ended:
-        if ended.code == EXIT_INTERRUPTED and {*arguments[:1]} & {"run", *chain.COMMANDS}:
+        continues = {*arguments[:1]} & {"run", *chain.COMMANDS} and "--dry-run" not in arguments
+        if ended.code == EXIT_INTERRUPTED and continues:
             _say("interrupted; the same command continues where this one stopped")
         return ended.code if isinstance(ended.code, int) else EXIT_DONE
     except UserError as error:

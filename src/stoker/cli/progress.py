@@ -35,7 +35,10 @@ class _Warnings(logging.Handler):
         self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
-        self._log(f"  {record.getMessage()}")
+        try:
+            self._log(f"  {self.format(record)}")
+        except Exception:  # noqa: BLE001 - as every handler of the standard library does
+            self.handleError(record)
 
 
 class ConsoleListener:
@@ -61,7 +64,7 @@ class ConsoleListener:
         self._warnings = _Warnings(self.log)
 
     def __enter__(self) -> Self:
-        """Print the note, and log records from now on if nothing else does."""
+        """Print the note; print log records from now on if no other handler is installed."""
         if not logging.getLogger().handlers:
             logging.getLogger().addHandler(self._warnings)
         if self._note:

@@ -207,7 +207,8 @@ def build(cls: type[ConfigType], raw: object, *, where: str = "") -> ConfigType:
     for key in raw:
         if key not in fields:
             raise ConfigError(
-                f"{_dotted(where, str(key))} is not a setting", fix=_nearest_setting(cls, str(key))
+                f"{_dotted(where, str(key))} is not a setting",
+                fix=_nearest_setting(cls, str(key), where),
             )
     hints = _hints(cls)
     values = {
@@ -354,12 +355,13 @@ def _dotted(where: str, name: str) -> str:
     return f"{where}.{name}" if where else name
 
 
-def _nearest_setting(cls: Any, key: str) -> str:
-    """The next action for an unknown key: the section that has it, else the nearest key."""
+def _nearest_setting(cls: Any, key: str, where: str) -> str:
+    """The next action for an unknown key of a section: the section below that has it, else the nearest key."""
     for name, hint in _hints(cls).items():
-        for section in (hint, *get_args(hint)):
+        choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+        for section in choices:
             if dataclasses.is_dataclass(section) and key in _hints(section):
-                return f"Did you mean '{name}.{key}'?"
+                return f"Did you mean '{_dotted(where, name)}.{key}'?"
     return nearest(key, _hints(cls))
 
 

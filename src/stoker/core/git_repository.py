@@ -12,7 +12,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 def up_to_repository(folder: Path) -> list[Path]:
-    """Return a folder and those above it up to its repository's root; alone where it is in no repository."""
+    """Return a folder and those above it up to its repository's root; outside a repository only the folder."""
     found = [folder.resolve(), *folder.resolve().parents]
     root = next((each for each in found if (each / REPOSITORY).exists()), found[0])
     return found[: found.index(root) + 1]

@@ -1,4 +1,4 @@
-"""Lock files that name their holder, so that a process that waits can say for whom."""
+"""Lock files that name their holder, so that a waiting process can name it."""
 
 from __future__ import annotations
 
@@ -58,9 +58,7 @@ def take_lock(lock: Path, *, give_up_s: float | None = None) -> IO[str]:
         waited_s = time.monotonic() - began_s
         if give_up_s is not None and waited_s > give_up_s:
             fix = "Wait until that process ends, or stop it."
-            raise BusyError(
-                f"{lock} must become free within {give_up_s:g} s", got=Plain(held), fix=fix
-            )
+            raise BusyError(f"{lock} was not free after {give_up_s:g} s", got=Plain(held), fix=fix)
         if waited_s > NOTICE_S and not noticed:
             noticed = True
             _log.warning("waiting for %s: %s", lock, held)
@@ -78,7 +76,7 @@ def _is_at(stream: IO[str], lock: Path) -> bool:
 
 
 def _write_owner(stream: IO[str]) -> None:
-    with contextlib.suppress(OSError):  # a full disk: the lock holds without a name, too
+    with contextlib.suppress(OSError):  # on a full disk, the lock works without the name
         os.ftruncate(stream.fileno(), 0)
         os.write(stream.fileno(), f"{owner_line()}\n".encode())
 

@@ -70,9 +70,9 @@ def check_url(url: str, *, where: str) -> None:
         good = False
     if not good or not _CHARACTERS.fullmatch(url):
         raise ConfigError(
-            f"{where} must be a URL, without quotes and blanks",
+            f"{where} must be a URL that begins with http:// or https://",
             got=url,
-            fix="Write http://HOST/..., https://HOST/... (other characters as %XX) or env:NAME, a variable of the "
+            fix="Write http://HOST/..., https://HOST/... (quotes, blanks and other characters as %XX) or env:NAME, a variable of the "
             "server's environment.",
         )
 

@@ -29,14 +29,15 @@ def check_fits(*folders: Path, server_bytes: int | None = None) -> None:
         UserError: the versions do not fit.
     """
     need = sum(map(version_bytes, folders))
+    *others, last = (each.name for each in folders)
     limits = {"a server": server_bytes} if server_bytes else _limits()
     for where, limit in limits.items():
         if need > limit:
             raise UserError(
-                f"Versions {' and '.join(each.name for each in folders)} must fit in the memory of {where} together",
+                f"Versions {', '.join(others)} and {last} must fit in the memory of {where} together",
                 got=Plain(f"{_gib(need)} of variables and graphs, {_gib(limit)} of memory"),
                 fix="Use a server with more memory (--server-memory, if it is not this machine), "
-                "or replace the version without a rollout (`stoker serve --unload-first`).",
+                "or replace the version without a rollout (`stoker serve --unload-first`), or test fewer arms.",
             )
 
 

@@ -117,7 +117,7 @@ def write_experiment(
     settings = _settings(
         found,
         described,
-        name=dns_name(name) if name else default_name(source),
+        name=dns_name(name, default_name(source)) if name else default_name(source),
         path=_path_from(folder, source),
         preprocessing="def preprocessing_fn" in code,
         note=note,

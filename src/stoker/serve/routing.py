@@ -22,7 +22,7 @@ Outputs = Mapping[str, np.ndarray[Any, Any]]
 """Output name -> the rows of all requests of a run, concatenated."""
 
 
-def _ignore(_requests: AnsweredRequests, _outputs: Outputs, _ended_s: float) -> None:
+def _ignore(_requests: RunRequests, _outputs: Outputs, _ended_s: float) -> None:
     """Count nothing: no rollout made the route."""
 
 
@@ -53,15 +53,13 @@ class Route:
     """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic). Where it
     is false because that version is at work, the router counts the copy as dropped."""
 
-    answered: Callable[[AnsweredRequests, Outputs, float], None] = field(
-        default=_ignore, compare=False
-    )
+    answered: Callable[[RunRequests, Outputs, float], None] = field(default=_ignore, compare=False)
     """Counts successful answers of the run whose first route this is: its requests, its outputs, and when it ended, by
     the monotonic clock. The caller changes none of them afterwards."""
 
 
 @dataclass(kw_only=True, slots=True)
-class AnsweredRequests:
+class RunRequests:
     """Requests that one run of one version answers."""
 
     came_s: Sequence[float]

@@ -46,13 +46,15 @@ def read_account(path: Path) -> dict[str, Any]:
     """
     try:
         return _checked(json.loads(path.read_text()))
-    except (LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
-        raise ValueError(f"{type(error).__name__}: {error}") from error
+    except LookupError as error:
+        raise ValueError(f"entry {error} is missing") from error
+    except (TypeError, AttributeError, OverflowError, RecursionError) as error:
+        raise ValueError(f"it has another form: {error}") from error
 
 
 def _checked(found: Any) -> dict[str, Any]:
     if found.get("format", FORMAT) != FORMAT:
-        raise ValueError(f"format {found['format']}, which a later version of Stoker has written")
+        raise ValueError(f"format {found['format']!r}; this version of Stoker reads {FORMAT}")
     alive = found.get("alive")
     return {
         "parts": {name: _seconds(found["parts"].get(name, 0.0)) for name in NAMES},

@@ -18,9 +18,9 @@ from stoker.rollout.routing.answers import (
     predictions_of,
 )
 from stoker.rollout.statistics.histogram import buckets_of
-from stoker.serve.routing import AnsweredRequests, Outputs, Route
+from stoker.serve.routing import Outputs, Route, RunRequests
 
-Run = tuple[AnsweredRequests, Outputs, float]
+Run = tuple[RunRequests, Outputs, float]
 """Requests, the outputs of all of them, and when their run ended."""
 
 
@@ -53,7 +53,7 @@ def random_runs(seed: int, *, keyed: bool) -> list[Run]:
         keys = of_version.tolist() if keyed else [None] * number
         found.append(
             (
-                AnsweredRequests(
+                RunRequests(
                     routes=[route(version, key, counts=random.random() > 0.1) for key in keys],
                     came_s=(9.0 - random.exponential(0.5, number)).tolist(),
                     patience_s=np.where(random.random(number) > 0.1, 30.0, 1e-9).tolist(),
@@ -99,7 +99,7 @@ def test_counting_many_at_a_time_changes_no_count(*, keyed: bool) -> None:
 
 def test_a_value_that_is_not_finite_makes_its_request_bad_and_no_other() -> None:
     values = np.array([[1.0], [np.inf], [3.0]], np.float32)
-    requests = AnsweredRequests(
+    requests = RunRequests(
         routes=[route(2), route(2)], came_s=[0.0, 0.0], patience_s=[1.0, 1.0], sizes=[1, 2]
     )
 
@@ -109,7 +109,7 @@ def test_a_value_that_is_not_finite_makes_its_request_bad_and_no_other() -> None
 
 
 def test_an_output_without_a_row_for_each_request_predicts_nothing() -> None:
-    pair = AnsweredRequests(
+    pair = RunRequests(
         routes=[route(2), route(2)], came_s=[0.0, 0.0], patience_s=[1.0, 1.0], sizes=[2, 2]
     )
     fitting, other = np.ones((4, 1), np.float32), np.ones((3, 1), np.float32)

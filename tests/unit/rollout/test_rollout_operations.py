@@ -12,9 +12,9 @@ from types import SimpleNamespace
 import pytest
 from tensorflow.core.protobuf import saved_model_pb2
 
-from stoker.cli.commands.rollout import shown
+from stoker.cli.commands.rollout import follow
 from stoker.cli.main import invoke
-from stoker.core.errors import EXIT_DONE, DataError, UserError
+from stoker.core.errors import EXIT_DONE, CheckFailed, DataError, UserError
 from stoker.registry.repository import Repository
 from stoker.rollout.counts.counts import MEASURED, write_counts
 from stoker.rollout.gates.gates import VersionCounts
@@ -84,9 +84,9 @@ def test_a_followed_rollout_is_printed_until_its_end_and_goes_on_after_ctrl_c(
         lambda: rollouts.promote(full=True, why=""),
     ]
     clock = SimpleNamespace(sleep=lambda _: steps.pop(0)(), strftime=time.strftime)
-    monkeypatch.setattr(shown, "time", clock)
+    monkeypatch.setattr(follow, "time", clock)
 
-    shown.follow(rollouts, begun, target="taxi")
+    follow.follow(rollouts, begun, target="taxi")
 
     assert [line.split("  ")[1] for line in capsys.readouterr().out.splitlines()] == [
         "version 2 measuring the baseline, 0 of the traffic; baseline version 1; stage 1: 10 %",
@@ -101,9 +101,38 @@ def test_a_followed_rollout_is_printed_until_its_end_and_goes_on_after_ctrl_c(
     begun = rollouts.start(1, RolloutSettings(), why="")
     steps[:] = [interrupt]
     with pytest.raises(KeyboardInterrupt):
-        shown.follow(rollouts, begun, target="taxi --models m")
+        follow.follow(rollouts, begun, target="taxi --models m")
     assert "goes on. See `stoker rollout status taxi --models m`" in capsys.readouterr().err
     assert rollouts.state() == begun
+
+
+def test_a_follower_survives_an_unreadable_state_and_reports_a_rollback_that_another_rollout_followed(
+    root: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rollouts = ModelRollouts(root, "taxi")
+    begun = rollouts.start(2, RolloutSettings(stages="10,100"), why="")
+    newest = max((root / "taxi" / FOLDER).glob("*.json"))
+    damaged = newest.with_name(f"{int(newest.stem) + 1:0{len(newest.stem)}}.json")
+
+    def replace_it() -> None:
+        damaged.unlink()
+        rollouts.roll_back(to=None, why="page 17")
+        rollouts.start(2, RolloutSettings(stages="50,100"), why="")
+
+    steps: list[Callable[[], object]] = [
+        lambda: damaged.write_bytes(b"{"),
+        lambda: None,
+        replace_it,
+    ]
+    clock = SimpleNamespace(sleep=lambda _: steps.pop(0)(), strftime=time.strftime)
+    monkeypatch.setattr(follow, "time", clock)
+
+    with pytest.raises(CheckFailed, match=r"2 was rolled back to version 1. Received: page 17"):
+        follow.follow(rollouts, begun, target="taxi")
+
+    shown = capsys.readouterr()
+    assert shown.err.count("the state cannot be read now") == 1
+    assert "version 2 rolled back" in shown.out
 
 
 def test_an_operator_takes_a_version_from_start_to_rollback(root: Path) -> None:

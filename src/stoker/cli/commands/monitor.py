@@ -69,7 +69,7 @@ def open_tensorboard(runs: Path, port: int) -> NoReturn:
         found = None
     if found is None:
         raise ConfigError(
-            "TensorBoard must be installed",
+            "TensorBoard is not installed",
             got=Plain(f"no module tensorboard for {sys.executable}"),
             fix="Run `pip install tensorboard`.",
         )

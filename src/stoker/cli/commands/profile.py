@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,11 +42,12 @@ class BeforeCommand(TyperCommand):
         if "--" in args:
             at = args.index("--")
             ctx.meta[_COMMAND], args = args[at + 1 :], args[:at]
-        elif script := next((given for given in args if given.endswith(".py")), None):
+        elif args and (args[0].endswith(".py") or args[0].startswith("python")):
+            command = shlex.join(args if args[0].startswith("python") else ["python", *args])
             raise ConfigError(
                 "the command of a script to profile must follow `--`",
-                got=Plain(script),
-                fix=f"E.g. stoker profile -- python {script}.",
+                got=Plain(shlex.join(args)),
+                fix=f"Run stoker profile -- {command}.",
             )
         return super().parse_args(ctx, args)
 

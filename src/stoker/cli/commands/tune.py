@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -96,7 +97,8 @@ def budget_of(text: str) -> float:
         ConfigError: the text is not a duration of at least a second.
     """
     text = text.strip()
-    return seconds_of(text + "s" * text.isdecimal(), name="--budget", least_s=1.0)
+    is_number = re.fullmatch(r"\d+(\.\d+)?", text, re.ASCII)
+    return seconds_of(f"{text}s" if is_number else text, name="--budget", least_s=1.0)
 
 
 def _check(folder: Path, overrides: list[str], *, as_json: bool) -> None:

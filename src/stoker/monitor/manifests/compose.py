@@ -88,7 +88,7 @@ def _compose(wiring: Wiring) -> dict[str, Any]:
                     _mount("./prometheus.yml", "/etc/prometheus/prometheus.yml"),
                     _mount("./rules.yml", "/etc/prometheus/rules.yml"),
                     _mount("./rules.d", "/etc/prometheus/rules.d"),
-                    *(_mount(str(folder), str(folder)) for folder in wiring.runs),
+                    *(_mount(folder, folder) | _MADE for folder in wiring.runs),
                     "series:/prometheus",
                 ],
             },
@@ -121,6 +121,10 @@ def _compose(wiring: Wiring) -> dict[str, Any]:
         },
         "volumes": {"series": {}, "alerts": {}, "grafana": {}},
     }
+
+
+_MADE = {"bind": {"create_host_path": True}}
+"""Of a mount whose folder may not exist yet: an experiment without a run."""
 
 
 def _mount(source: str, target: str) -> dict[str, Any]:

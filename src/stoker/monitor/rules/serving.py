@@ -80,7 +80,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             lasts="10m",  # a server that has just started loads its models
             severity=Severity.PAGE,
             summary=f"{_MODEL} is not loaded at {{{{ $labels.instance }}}}",
-            description="For 10 minutes it has loaded, or its folder has no version; requests to it fail.",
+            description="It has been loading for 10 minutes, or its folder has had no version; requests to it fail.",
             labels={"state": "loading"},
         ),
         Alert(

@@ -86,7 +86,7 @@ class Announcer:
     def _send(self, url: str, content: dict[str, Any]) -> None:
         why = ""
         for pause_s in (0.0, *PAUSES_S):
-            time.sleep(pause_s)
+            time.sleep(pause_s)  # the receiver may be back then
             try:
                 answer = send(url, body=json.dumps(content).encode(), timeout_s=TIMEOUT_S)
             except NoAnswerError as error:

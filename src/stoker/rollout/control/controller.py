@@ -145,7 +145,7 @@ class Controller:
         return None
 
     def _look_at_arms(self, stored: Stored, state: RolloutState) -> None:
-        """End an A/B test with the baseline if an arm hangs; one that is not loaded is a warning of its result."""
+        """End an A/B test with the baseline if an arm hangs; an arm that cannot be loaded is only a warning in the result."""
         failures = read_failures(self._folder, rollout=state.rollout)
         for version in sorted(state.on_trial & failures.keys()):
             if not failures[version].startswith(UNLOADED):

@@ -27,7 +27,7 @@ from stoker.rollout.state.state import RolloutState
 _log = logging.getLogger(__name__)
 
 UNLOADED = "it cannot be loaded"
-"""How the reason begins why a process cannot run a version that it could not load."""
+"""Prefix of the failure reason of a version that could not be loaded."""
 
 MEASURED = -1
 """Used in place of a stage while the baseline is measured."""
@@ -73,7 +73,10 @@ def read_all(
     found: dict[int, dict[int, VersionCounts]] = {}
     failures: dict[int, str] = {}
     for counts, failed in _contents(folder, rollout):
-        failures |= failed
+        for version, reason in failed.items():
+            # Another server that cannot load a version must not hide that it hangs on this one.
+            if failures.get(version, UNLOADED).startswith(UNLOADED):
+                failures[version] = reason
         for stage, versions in counts.items():
             mine = found.setdefault(stage, {})
             for version, each in versions.items():

@@ -30,6 +30,7 @@ _END = 50
 """`ModelVersionStatus.State.END`: unloaded, or it could not be loaded."""
 
 _POLL_S = 0.5
+"""Interval in which the states are read, seconds."""
 
 
 def labels_of(split: ExportedSplit) -> dict[str, int]:
@@ -188,4 +189,4 @@ def _wait(client: GrpcClient, model: str, versions: set[int], *, limit_s: float)
                 ),
                 fix="See the log of the server; its labels name no version that is not loaded.",
             )
-        time.sleep(_POLL_S)
+        time.sleep(_POLL_S)  # TensorFlow Serving announces no change of state

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.rollout.counts.counted_keys import Once, StageKeys
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.statistics.histogram import buckets_of
-from stoker.serve.routing import AnsweredRequests, Route
+from stoker.serve.routing import Route, RunRequests
 
 MOST_WAITING = 1024
 """Most runs in the queue; counting this many takes about 1 ms."""
@@ -35,19 +35,19 @@ _NUMBERS = "fiub"
 _NO_VALUES = np.empty(0)
 
 
-def one_request(route: Route, *, good: bool) -> AnsweredRequests:
-    """One request that arrived at second 0.
+def one_request(route: Route, *, good: bool) -> RunRequests:
+    """Return one request that arrived at time 0, so that the end of its run is its duration.
 
     Args:
         route: where it went.
         good: whether it was answered in time and with a successful status.
     """
-    return AnsweredRequests(
+    return RunRequests(
         came_s=(0.0,), routes=(route,), patience_s=(math.inf if good else -math.inf,)
     )
 
 
-_Waiting = tuple[AnsweredRequests, float, "np.dtype[Any]", tuple[int, ...], bytes]
+_Waiting = tuple[RunRequests, float, "np.dtype[Any]", tuple[int, ...], bytes]
 """A run that holds dtype, shape and bytes of its first numeric output instead of its arrays: freeing the arrays of many
 runs later takes longer than copying their numbers. It is not a class, since creating one takes as long as the copy."""
 
@@ -75,9 +75,7 @@ class WaitingAnswers:
 
         self._output = ""  # name of the first numeric output in the last run
 
-    def add(
-        self, requests: AnsweredRequests, outputs: Mapping[str, Values], ended_s: float
-    ) -> None:
+    def add(self, requests: RunRequests, outputs: Mapping[str, Values], ended_s: float) -> None:
         """Add the answers of one run to the queue; the arguments are those of `Route.answered`."""
         values = outputs.get(self._output, _NO_VALUES)
         raw = values.tobytes()
@@ -177,7 +175,7 @@ def _predictions(
     """[requests] the number of rows of each request, 0 if its output has no row for each; [rows] their predictions.
 
     Args:
-        sizes: rows of each request of each run, as in `AnsweredRequests`.
+        sizes: rows of each request of each run, as in `RunRequests`.
         shapes: of the outputs of the runs.
         dtypes: the same.
         raw: their bytes.

@@ -13,7 +13,7 @@ from functools import partial
 from stoker.rollout.counts.counts import MEASURED
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
-from stoker.serve.routing import AnsweredRequests, Headers, Outputs, Route
+from stoker.serve.routing import Headers, Outputs, Route, RunRequests
 
 MOST_KEY_BYTES = 256
 """Longest key whose route is cached: clients choose the keys, and headers may be large."""
@@ -103,7 +103,7 @@ def decision(
     state: RolloutState,
     split: TrafficSplit,
     key_hash: Callable[[bytes], int],
-    answered: Callable[[AnsweredRequests, Outputs, float], None],
+    answered: Callable[[RunRequests, Outputs, float], None],
     takes_copy: Callable[[], bool],
 ) -> Callable[[Headers], Route]:
     """The function that routes by a state; everything that does not depend on the request is computed here, once.

@@ -27,7 +27,6 @@ from stoker.rollout.state.changes import roll_back
 from stoker.rollout.state.files import StateFiles, Stored
 from stoker.rollout.state.state import ACTIVE, Phase, state_of
 from stoker.serve.routing import (
-    AnsweredRequests,
     CopyResult,
     Decide,
     Headers,
@@ -35,6 +34,7 @@ from stoker.serve.routing import (
     RequestCopy,
     Route,
     RunningRequest,
+    RunRequests,
 )
 
 _log = logging.getLogger(__name__)
@@ -240,12 +240,12 @@ class ModelRollout:
             return {state.stable, state.candidate, *state.arms} - set(state.rejected)
         return {state.stable}
 
-    def count(self, requests: AnsweredRequests, outputs: Outputs, ended_s: float) -> None:
+    def count(self, requests: RunRequests, outputs: Outputs, ended_s: float) -> None:
         """Queue answers to be counted by `write` at the latest; those of an A/B test are recorded at once."""
         is_of_test = self._is_test or requests.routes[0].test  # the test may have ended
         (self._record if is_of_test else self.waiting.add)(requests, outputs, ended_s)
 
-    def _record(self, requests: AnsweredRequests, _outputs: Outputs, _ended_s: float) -> None:
+    def _record(self, requests: RunRequests, _outputs: Outputs, _ended_s: float) -> None:
         for route in requests.routes:
             self.test.record(route)
 

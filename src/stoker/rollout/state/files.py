@@ -109,10 +109,10 @@ class StateFiles:
         for number in numbers:
             try:
                 stored = self._read(number)
-            except DataError:
+            except DataError as error:
                 if number == numbers[-1]:
                     raise
-                _log.error("%s is damaged: the history lacks this change", self._path(number))
+                _log.error("the history lacks a change: %s", error.line())
                 continue
             if stored is not None:
                 yield stored
@@ -170,8 +170,8 @@ class StateFiles:
 
 def _unreadable(path: Path, error: OSError) -> DataError:
     return DataError(
-        f"{path} must be readable, which holds the state of a rollout",
-        got=Plain(error.strerror or type(error).__name__),
+        "The state of a rollout must be readable",
+        got=Plain(f"{path}: {error.strerror or type(error).__name__}"),
         fix="Run it as a user who may read it, or restore it from a backup.",
     )
 

@@ -9,12 +9,12 @@ import importlib.util
 import os
 import sys
 
-_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - pathlib costs a start
+_HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - importing pathlib slows the script's start
 
 
 def _run_the_one_we_hide() -> None:
     """Python runs only the first sitecustomize on its path: the next one must still run."""
-    others = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100 - as above
+    others = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100 - importing pathlib slows the script's start - as above
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
         return
@@ -37,7 +37,7 @@ def _attach() -> None:
         with suppress(OSError), open(os.path.join(folder, "failed"), "a") as stream:  # noqa: PTH118, PTH123 - as above
             stream.write(f"{type(error).__name__}: {error}\n")
     # The script sees its original path.
-    sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100
+    sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100 - importing pathlib slows the script's start
 
 
 _attach()

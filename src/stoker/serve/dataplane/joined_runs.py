@@ -10,7 +10,7 @@ from stoker.serve.errors import Code
 from stoker.serve.observability.counters import COUNTING, Count, Spread
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.observability.version_metrics import VersionMetrics
-from stoker.serve.routing import AnsweredRequests
+from stoker.serve.routing import RunRequests
 
 PROVEN_RUNS = 1_000
 """Quick runs that each compared version of a rollout must have had before one of them runs in the event loop."""
@@ -23,7 +23,7 @@ def of_version(name: str, version: int) -> ModelSpec:
 
 
 @dataclass(kw_only=True, slots=True)
-class JoinedRequests(AnsweredRequests):
+class JoinedRequests(RunRequests):
     """Similar requests for one version of one model."""
 
     model: ModelSpec

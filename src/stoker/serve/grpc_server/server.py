@@ -217,15 +217,14 @@ class GrpcServer:
             for call in connection.calls:
                 call.end_streaming()
             connection.sender.flush()
-        # Polling during the shutdown costs less than an event per call
-        while any(each.calls for each in self._connections) and time.monotonic() < end_s:  # noqa: ASYNC110
+        while any(each.calls for each in self._connections) and time.monotonic() < end_s:  # noqa: ASYNC110 - costs less than an event per call
             await asyncio.sleep(DRAIN_CHECK_S)
         for connection in list(self._connections):
             for call in connection.calls:
                 call.cancel()
             connection.sender.flush()
             connection.sender.transport.close()
-        while self._connections and time.monotonic() < end_s + SETTLE_S:  # noqa: ASYNC110 - as above
+        while self._connections and time.monotonic() < end_s + SETTLE_S:  # noqa: ASYNC110 - costs less than an event per call
             await asyncio.sleep(DRAIN_CHECK_S)
         for connection in list(self._connections):
             connection.sender.transport.abort()
@@ -313,7 +312,8 @@ class GrpcServer:
             call: The call.
             message: Its message, as received or parsed.
         """
-        if call.headers.path in self._in_loop:
+        is_small = isinstance(message, bytes) and len(message) <= INLINE_BYTES
+        if is_small and call.headers.path in self._in_loop:
             self._in_flight += 1
             self._work(call, message)
             return
@@ -325,7 +325,7 @@ class GrpcServer:
         self._pool.submit(self._work, call, message)
 
     def _work(self, call: ServerCall, message: Any) -> None:
-        """Run the handler, in a thread."""
+        """Run the handler."""
         response, context = b"", call.context
         try:
             if context.is_active():

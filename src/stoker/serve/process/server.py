@@ -263,7 +263,7 @@ class Server:
             if watch is not None:
                 watch.stop()
                 watch.join()
-        time.sleep(self.config.lame_duck_s)
+        time.sleep(self.config.lame_duck_s)  # balancers notice meanwhile that it is not ready
         self._rest.should_exit = True
         self._grpc.stop(self.config.drain_s).wait(self.config.drain_s + _CANCELLED_S)
         self._bound.remove()

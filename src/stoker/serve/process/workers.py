@@ -162,7 +162,7 @@ class WorkerPool:
         while not all(place.worker.child.is_ready for place in self._places):
             for place in self._places:
                 if place.worker.ended is None and place.worker.is_stuck:
-                    place.worker.end()  # a version under rollout does not end to load
+                    place.worker.end()  # a version under rollout is still loading after its limit
                 if place.worker.ended is None:
                     continue
                 if not self._died_of_a_version(place.worker):

@@ -81,7 +81,7 @@ class HttpServer(Server):
         loop = asyncio.get_running_loop()
         for connection in [found for listener in kept for found in rest_of_queue(listener)]:
             await loop.connect_accepted_socket(self._protocol(), connection, **self._tls)
-        await asyncio.sleep(SETTLE_S)
+        await asyncio.sleep(SETTLE_S)  # their requests are read first
         await super().shutdown(sockets)
 
     def _protocol(self) -> Callable[[], asyncio.Protocol]:

@@ -180,11 +180,13 @@ class StuckCallWatchdog:
             self._stood_still_s += late_s if late_s > _STOOD_STILL_S else 0.0
             looked_s = time.monotonic()
             overdue = self._overdue(self._now_s())
-            for tell, owner, loading, limit_s in overdue:
+            for on_overdue, owner, loading, limit_s in overdue:
                 of = "a model" if owner is None else f"{owner[0]} version {owner[1]}"
-                does = "loaded" if loading else "run"
-                _log.error("%s has %s for more than %g s, and counts as stuck", of, does, limit_s)
-                tell()
+                does = "loading" if loading else "running"
+                _log.error(
+                    "%s has been %s for more than %g s, and counts as stuck", of, does, limit_s
+                )
+                on_overdue()
                 if self._router is not None and owner is not None:
                     self._router.hung(*owner, loading=loading)
             if overdue and not self.stuck:

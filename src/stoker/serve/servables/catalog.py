@@ -158,8 +158,8 @@ class Models:
     def loaded(self) -> dict[Sequence[str], float]:
         """Model and version -> 1 if it can be called, 0 if it failed to load, for `MODEL_LOADED`.
 
-        The version is "" for a model that should be served and has no such version, or none but failed ones
-        while another one loads.
+        The entry with version "" is 0 for a model that should be served while no version can be called and one is
+        loading, or its folder has none.
         """
         return {
             (name, version): value

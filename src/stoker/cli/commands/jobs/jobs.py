@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from stoker.cli.commands.jobs.shown import exit_with, print_jobs, show_job, show_sweep
+from stoker.cli.commands.jobs.shown import print_jobs, report_problems, show_job, show_sweep
 from stoker.cli.commands.monitor import Port, open_tensorboard
 from stoker.cli.options import AsJson
 from stoker.cli.output import print_result
@@ -69,7 +69,7 @@ def list_(context: typer.Context, runs: RunsFolders = None, as_json: AsJson = Fa
         found, problems = list_with_sweeps(here)
         if found or not problems:
             print_jobs(found)
-    exit_with(problems)
+    report_problems(problems)
 
 
 @app.command()

@@ -76,10 +76,10 @@ def show_sweep(sweep: Sweep, here: Here, *, as_json: bool) -> None:
 
     found, problems = state_of_sweep(sweep, here)
     _print_sweep(sweep, found, as_json=as_json)
-    exit_with(problems)
+    report_problems(problems)
 
 
-def exit_with(problems: Sequence[str]) -> None:
+def report_problems(problems: Sequence[str]) -> None:
     """Print a line for each target without an answer; then what was printed is incomplete, and the exit code is 2."""
     for problem in problems:
         typer.echo(f"stoker: {problem}", err=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -11,7 +12,8 @@ import typer
 
 from stoker.cli.commands.rollout import ab
 from stoker.cli.commands.rollout.export import export
-from stoker.cli.commands.rollout.shown import follow, lines_of, show, status_of, summary
+from stoker.cli.commands.rollout.follow import follow
+from stoker.cli.commands.rollout.shown import lines_of, show, status_of, summary
 from stoker.cli.options import AsJson
 
 if TYPE_CHECKING:
@@ -146,11 +148,19 @@ def start(
     ] = None,
     why: Why = "",
     detach: Annotated[
-        bool, typer.Option("-d", "--detach", help="Return at once; so does --json.")
+        bool,
+        typer.Option(
+            "-d",
+            "--detach",
+            help="Return after the start, without following it. Implied by --json.",
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Start to move a model's traffic to a version, and follow it to its end; the servers do it, also without this command."""
+    """Move a model's traffic to a version step by step, and print each change until the end.
+
+    The servers do the work: it continues if this command ends.
+    """
     from stoker.app.import_tensorflow import import_tensorflow
     from stoker.core.durations import seconds_of
     from stoker.rollout.state.state import RolloutSettings
@@ -189,7 +199,7 @@ def start(
     if detach or as_json:
         show(begun, as_json=as_json)
     else:
-        where = "" if models == MODELS else f" --models {models}"
+        where = "" if models == MODELS else f" --models {shlex.quote(str(models))}"
         follow(rollouts, begun, target=f"{model}{where}")
 
 

@@ -1,4 +1,4 @@
-"""How a rollout is printed, once or until it is over."""
+"""How a rollout is printed."""
 
 from __future__ import annotations
 
@@ -11,57 +11,8 @@ import typer
 from stoker.cli.commands.rollout.ab import summary as ab_summary
 
 if TYPE_CHECKING:
-    from stoker.rollout.operations import ModelRollouts, Rollout
+    from stoker.rollout.operations import Rollout
     from stoker.rollout.state.state import RolloutState
-
-FOLLOW_S = 1.0
-"""Interval in which a followed rollout is read, seconds; servers read it as often."""
-
-
-def follow(rollouts: ModelRollouts, began: RolloutState, *, target: str) -> None:
-    """Print each change of a rollout until it is over. Only servers change it: it goes on without this process.
-
-    Args:
-        rollouts: of the model.
-        began: the rollout's first state.
-        target: the model and its repository, as arguments of the commands.
-
-    Raises:
-        CheckFailed: the version was rolled back.
-    """
-    from stoker.core.errors import CheckFailed, Plain
-    from stoker.rollout.state.state import Phase
-
-    now, line = began, ""
-    try:
-        while True:
-            before, line = line, _change(now)
-            if line != before:
-                typer.echo(f"{time.strftime('%H:%M:%S')}  {line}")
-            if not now.is_active:
-                break
-            time.sleep(FOLLOW_S)
-            newest = rollouts.state()
-            if newest is None or newest.rollout != began.rollout:
-                typer.echo(f"another rollout has begun; see `stoker rollout history {target}`")
-                return
-            now = newest
-    except KeyboardInterrupt:
-        typer.echo(f"The rollout goes on. See `stoker rollout status {target}`.", err=True)
-        raise
-    if now.phase is Phase.ROLLED_BACK:
-        raise CheckFailed(
-            f"Version {now.candidate} must not be worse than version {now.baseline}",
-            got=Plain(f"rolled back: {now.reason}"),
-            fix=f"See `stoker rollout history {target}`.",
-        )
-
-
-def _change(state: RolloutState) -> str:
-    """What is printed of a followed rollout when it changes."""
-    stage = f"; stage {state.stage + 1}: {state.current}" if state.is_active else ""
-    reason = f"; {state.reason}" if state.reason else ""
-    return f"{summary(state)}{stage}{reason}"
 
 
 def show(state: RolloutState, *, as_json: bool) -> None:

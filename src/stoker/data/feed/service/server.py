@@ -120,7 +120,7 @@ def _sockets() -> list[int]:
 def main() -> None:
     """Serve with the settings in the first line of standard input."""
     # Imported before the line is read, so several processes start in parallel.
-    import tensorflow  # noqa: F401, ICN001
+    import tensorflow  # noqa: F401, ICN001 - only to have it in memory
 
     config = ServerConfig(**json.loads(sys.stdin.readline()))
     server = serve(config)

@@ -105,7 +105,7 @@ def wait_until_ready(address: str, *, workers: int, timeout_s: float) -> Service
                 return status
             if time.monotonic() + POLL_S > end_s:
                 raise _not_ready(status, workers=workers, timeout_s=timeout_s)
-        time.sleep(POLL_S)
+        time.sleep(POLL_S)  # workers announce nothing to this process
 
 
 def _not_ready(status: ServiceStatus, *, workers: int, timeout_s: float) -> ConfigError:

@@ -44,6 +44,7 @@ WAIT_S = 300.0
 """Longest wait for space that other readers hold, seconds."""
 
 _POLL_S = 0.05
+"""Interval in which the space is looked at, seconds."""
 _LOG = logging.getLogger(__name__)
 
 
@@ -215,7 +216,7 @@ class Cache:
                     got=Plain(f"{used:,} bytes held by readers, {wanted.size_bytes:,} wanted"),
                     fix="Set a larger data.cache_bytes, or wait until the other run has ended.",
                 )
-            time.sleep(_POLL_S)
+            time.sleep(_POLL_S)  # other processes announce no end of a read
 
     def _publish(self, wanted: Wanted, part: Path, digest: str) -> None:
         old, key = self._entry(wanted.key), wanted.key

@@ -21,7 +21,7 @@ BEFORE_FAILED = "a job that must be done before it has failed or was stopped"
 """Reason of a job that Slurm has canceled because of a predecessor, if nothing more is known."""
 
 FORGOTTEN = (
-    "Slurm does not know it any more, and its folder does not say how it ended; "
+    "Slurm's controller has no record of it, and its folder does not say how it ended; "
     "submit it again: it goes on from its last checkpoint"
 )
 """Reason of a job that the controller has lost, or whose script was cut off."""
@@ -35,7 +35,8 @@ SIGNALED = "SIGNALED"
 _ENDS = {
     "FAILED": "its folder could not be written (a full disk), or a line of the target's setup ended its script; "
     "see logs/slurm.log, then submit it again: it goes on from its last checkpoint",
-    SIGNALED: "a signal ended its script, most likely before its first line, as later ones are caught; "
+    SIGNALED: "a signal ended its script, most likely before its first line, as later ones are caught, or it could not "
+    "be started; see logs/slurm.log, then "
     "submit it again: it goes on from its last checkpoint",
     "OUT_OF_MEMORY": "a worker used more memory than the job's limit; submit it with more: --memory GIB",
     "TIMEOUT": "the time limit came before the workers had saved; raise grace_s of the target",
@@ -126,7 +127,7 @@ def known_state(
 
 
 def _state(queued: QueuedJob | None, last: AccountedStart | None) -> str | None:
-    """State in Slurm, `SIGNALED` where a signal ended the script; None: Slurm has forgotten the job."""
+    """State in Slurm, `SIGNALED` where its script did not begin; None: Slurm has forgotten the job."""
     if queued is None:
         # The controller knows all jobs that wait or run, unless it was killed before it had saved them.
         if last is None or is_live(last.state):

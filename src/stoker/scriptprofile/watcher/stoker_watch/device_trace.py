@@ -126,10 +126,10 @@ class Tracer:
             start.stoker_original(_path(), options=options)
             self._running = self._is_on = True
             self._spoiled = False
-        wanted = os.path.join(FACTS.folder, "wanted")  # noqa: PTH118 - pathlib costs a start
+        wanted = os.path.join(FACTS.folder, "wanted")  # noqa: PTH118 - importing pathlib slows the script's start
         until_s, passes = time.monotonic() + seconds, line.whole_passes()
         while self._running and time.monotonic() < until_s:
-            if line.whole_passes() != passes or os.path.exists(wanted):  # noqa: PTH110 - pathlib costs a start
+            if line.whole_passes() != passes or os.path.exists(wanted):  # noqa: PTH110 - importing pathlib slows the script's start
                 break
             time.sleep(POLL_S)  # the script continues to train meanwhile
         self._end()
@@ -171,7 +171,7 @@ def _folder() -> str:
 
 
 def _path() -> str:
-    return os.path.join(FACTS.folder, _folder())  # noqa: PTH118 - pathlib costs a start
+    return os.path.join(FACTS.folder, _folder())  # noqa: PTH118 - importing pathlib slows the script's start
 
 
 def _first(error: Exception) -> str:

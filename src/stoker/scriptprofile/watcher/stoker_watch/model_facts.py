@@ -230,7 +230,7 @@ def write_graph(concrete: Any, *, given: Any = None, batch: Any = None) -> dict[
     if graph.ByteSize() > MOST_BYTES:
         return {"why": f"the step's graph takes more than {MOST_BYTES >> 20} MiB"}
     name = f"step-{os.getpid()}-{_count()}.pb"
-    with open(os.path.join(FACTS.folder, name), "wb") as stream:  # noqa: PTH118, PTH123 - pathlib costs a start
+    with open(os.path.join(FACTS.folder, name), "wb") as stream:  # noqa: PTH118, PTH123 - importing pathlib slows the script's start
         stream.write(graph.SerializeToString())
     inputs = concrete.inputs
     own = inputs[: len(inputs) - len(concrete.captured_inputs)]

@@ -90,7 +90,7 @@ class Wall:
 def _since_start_s() -> float:
     """Seconds since the process was started; see proc(5), field 22 of stat."""
     try:
-        with open("/proc/self/stat") as stream:  # noqa: PTH123 - pathlib costs a start
+        with open("/proc/self/stat") as stream:  # noqa: PTH123 - importing pathlib slows the script's start
             ticks = int(stream.read().rpartition(") ")[2].split()[19])
         return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
     except (OSError, ValueError, IndexError):
@@ -207,7 +207,7 @@ def now() -> Moment | None:
     try:
         run_s, wait_s = _schedstat("/proc/thread-self")
         ran_s = waited_s = 0.0
-        for thread in os.listdir(_TASKS):  # noqa: PTH208 - pathlib costs a start
+        for thread in os.listdir(_TASKS):  # noqa: PTH208 - importing pathlib slows the script's start
             # A thread may end meanwhile.
             with suppress(OSError):
                 each_run_s, each_wait_s = _schedstat(f"{_TASKS}/{thread}")

@@ -91,7 +91,7 @@ class Facts:
             at = ""
             if trace is not None:
                 code = trace.tb_frame.f_code
-                at = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"  # noqa: PTH119 - pathlib costs a start
+                at = f" ({os.path.basename(code.co_filename)}:{trace.tb_lineno})"  # noqa: PTH119 - importing pathlib slows the script's start
             self.failures.append(f"{type(error).__name__}: {error}{at}")
 
     def write(self) -> None:
@@ -109,8 +109,8 @@ class Facts:
                 with self.guarded():
                     facts[name] = part()
             facts["failures"] = list(self.failures)
-            path = os.path.join(self.folder, f"facts-{self._pid}.json")  # noqa: PTH118 - pathlib costs a start
-            with open(path + ".part", "w") as stream:  # noqa: PTH123 - pathlib costs a start
+            path = os.path.join(self.folder, f"facts-{self._pid}.json")  # noqa: PTH118 - importing pathlib slows the script's start
+            with open(path + ".part", "w") as stream:  # noqa: PTH123 - importing pathlib slows the script's start
                 json.dump(_plain(facts), stream, allow_nan=False)
             os.replace(path + ".part", path)
 
@@ -121,14 +121,14 @@ class Facts:
         self.write()
 
     def _keep_writing(self) -> None:
-        wanted = os.path.join(self.folder, "wanted")  # noqa: PTH118 - pathlib costs a start
+        wanted = os.path.join(self.folder, "wanted")  # noqa: PTH118 - importing pathlib slows the script's start
         written_s, written, every_s = time.monotonic(), -1, WRITE_EVERY_S
         while True:
             time.sleep(LOOK_EVERY_S)
             for look in self.looks:
                 with self.guarded():
                     look()
-            requested = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110 - pathlib costs a start
+            requested = os.path.exists(wanted) and not os.path.exists(f"{wanted}-{self._pid}")  # noqa: PTH110 - importing pathlib slows the script's start
             due = self.changes != written and time.monotonic() - written_s > every_s
             if requested or due:
                 written_s, written = time.monotonic(), self.changes
@@ -138,7 +138,7 @@ class Facts:
                     self.write()
                 every_s = max(WRITE_EVERY_S, (time.thread_time() - begun_s) / WRITE_SHARE)
             if requested:
-                with contextlib.suppress(OSError), open(f"{wanted}-{self._pid}", "w"):  # noqa: PTH123 - pathlib costs a start
+                with contextlib.suppress(OSError), open(f"{wanted}-{self._pid}", "w"):  # noqa: PTH123 - importing pathlib slows the script's start
                     pass
 
 
