@@ -211,7 +211,7 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
         (["start", "m", "1", "--canary", "50,10"], "must rise to 100"),
         (["start", "other", "1"], "must hold the model 'other'"),
         (["pause", "m"], "Only a running rollout can be paused"),
-        (["start", "m", "3", "--step-time", "5"], "number with its unit"),
+        (["start", "m", "3", "--step-time", "5"], "a duration from 0 s to a year, with its unit"),
         (["start", "m", "-1"], "-1"),
         (["start", "../m", "1"], "model"),
         (["start", "m", "3", "--canary", "10,nan,100"], "'nan' is not a stage"),
