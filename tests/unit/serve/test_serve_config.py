@@ -28,7 +28,7 @@ def test_a_bare_savedmodel_is_refused_with_what_to_do(tmp_path: Path) -> None:
 
     with pytest.raises(UserError, match="stoker push"):
         what_to_serve(tmp_path)
-    with pytest.raises(UserError, match="must be a folder.*which does not exist"):
+    with pytest.raises(UserError, match=r"must be a folder.*which does not exist"):
         what_to_serve(tmp_path / "nope")
     with pytest.raises(UserError, match=r"not object storage\. Received: gs://bucket"):
         what_to_serve(Path("gs://bucket/models"))
