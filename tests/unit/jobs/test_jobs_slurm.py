@@ -255,7 +255,7 @@ def state_of(place: Path, state: str | None, *starts: AccountedStart) -> Any:
         (None, {"outcome": "0 done\n"}, Phase.DONE, ""),
         (None, {"outcome": "2 no\n"}, Phase.FAILED, "no"),
         (None, {"stop": ""}, Phase.STOPPED, "by stoker stop"),
-        (None, {}, Phase.UNKNOWN, "Slurm does not know it any more"),
+        (None, {}, Phase.UNKNOWN, "Slurm's controller has no record of it"),
     ],
 )
 def test_the_state_of_a_job_is_that_of_slurm_and_of_its_folder(

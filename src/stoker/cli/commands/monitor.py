@@ -69,7 +69,7 @@ def open_tensorboard(runs: Path, port: int) -> NoReturn:
         found = None
     if found is None:
         raise ConfigError(
-            "TensorBoard is not installed",
+            "TensorBoard must be installed",
             got=Plain(f"no module tensorboard for {sys.executable}"),
             fix="Run `pip install tensorboard`.",
         )
