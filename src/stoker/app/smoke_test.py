@@ -106,7 +106,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
         for output, label in transform.labels.items()
     }
     is_logit = by_output(chain.results["export"]["from_logits"])
-    # A single logit is no probability of the second class.
+    # A single logit is not the probability of the second class.
     answered_as = {
         output: None if is_logit.get(output) and names and len(names) == 2 else names
         for output, names in classes.items()
