@@ -181,7 +181,7 @@ class Context:
     """Receives a line and the completed share, 0 to 1; None if unknown."""
     accept_change: bool = False
     """Continue from a checkpoint that was made with other inputs."""
-    asked: Mapping[str, Any] = field(default_factory=dict)
+    requested: Mapping[str, Any] = field(default_factory=dict)
     """Settings that a task of another launcher's cluster was started with; all tasks must agree."""
     wait_for_all: Callable[[], None] = lambda: None
     """Waits until all tasks are ready; TensorFlow's own wait cannot be interrupted."""

@@ -79,7 +79,7 @@ def training_identity(context: Context, resolved: ResolvedTraining) -> Identity:
     }
 
 
-def asked_settings(experiment: Experiment) -> dict[str, Any]:
+def shared_settings(experiment: Experiment) -> dict[str, Any]:
     """Return every setting that all tasks of a cluster must share, by dotted name.
 
     Paths, and how the data is reached, may differ between tasks.

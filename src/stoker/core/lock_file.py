@@ -62,8 +62,7 @@ def take_lock(lock: Path, *, give_up_s: float | None = None) -> IO[str]:
         if waited_s > NOTICE_S and not noticed:
             noticed = True
             _log.warning("waiting for %s: %s", lock, held)
-        # The kernel sends no notification, and a blocking call could not give up.
-        time.sleep(pause_s)
+        time.sleep(pause_s)  # a blocking call could not give up
         pause_s = min(2 * pause_s, _POLL_S[1])
 
 

@@ -115,12 +115,12 @@ def list_jobs(here: Here) -> tuple[list[Listed], list[str]]:
     """Return all jobs, newest first, and one line for each target that does not answer."""
     found: dict[str, Listed] = {}
     problems: dict[str, str] = {}
-    asked: set[str] = set()
+    seen: set[str] = set()
     known = places(here.runs)
     for target in [*here.targets.values(), *_further(known, here.targets)]:
-        if target.name in asked:
+        if target.name in seen:
             continue
-        asked.add(target.name)
+        seen.add(target.name)
         try:
             for state in target.open().jobs():
                 found[state.id] = Listed(state=state, target=target.name)
@@ -131,7 +131,7 @@ def list_jobs(here: Here) -> tuple[list[Listed], list[str]]:
             submitted = read_submitted(place)
             name = submitted.target if submitted else ""
             state = _without_target(place)
-            if name in asked:
+            if name in seen:
                 why = "its target does not know it any more"
                 state = replace(state, reason=problems.get(name, why))
             found[job_id] = Listed(state=state, target=name)

@@ -41,4 +41,4 @@ def test_without_heartbeats_a_process_has_its_whole_grace_to_save(tmp_path: Path
         outcome = group.run()
 
     assert saved.exists(), lines
-    assert (outcome.asked, outcome.preempted, outcome.failure) == (True, True, None)
+    assert (outcome.signaled, outcome.preempted, outcome.failure) == (True, True, None)

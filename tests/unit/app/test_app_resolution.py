@@ -10,7 +10,7 @@ import pytest
 
 from stoker.app.context import CHECKPOINTS
 from stoker.app.experiment import Experiment, load_experiment
-from stoker.app.identity import asked_settings, run_identity
+from stoker.app.identity import run_identity, shared_settings
 from stoker.app.training.setup import resolve_once
 from stoker.core.errors import UserError
 from stoker.train.checkpoints.identity import Identity, changes
@@ -156,8 +156,8 @@ def test_settings_of_tasks_agree_if_only_paths_differ(
     copy = tmp_path_factory.mktemp("copy")
     shutil.copytree(folder, copy, dirs_exist_ok=True)
 
-    here = asked_settings(load_experiment(folder))
-    there = asked_settings(load_experiment(copy, overrides=[setting]))
+    here = shared_settings(load_experiment(folder))
+    there = shared_settings(load_experiment(copy, overrides=[setting]))
 
     assert {name for name in here | there if here.get(name) != there.get(name)} == named
 

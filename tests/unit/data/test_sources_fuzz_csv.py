@@ -251,7 +251,7 @@ def test_every_record_has_the_values_that_the_reference_reads_or_is_named(
 
 
 def check_refused(line: str, raw: bytes, found: list[list[bytes]] | None, path: Path) -> None:
-    """A file is refused if its records cannot be told apart, or it names no column."""
+    """A file is refused if its records cannot be separated, or if it names no column."""
     assert str(path) in line
     header = found[0] if found else []
     if "a quote that is never closed" in line:

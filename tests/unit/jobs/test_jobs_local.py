@@ -170,11 +170,11 @@ def test_a_start_without_a_number_is_one_line(tmp_path: Path) -> None:
 
 def failed(code: int | None) -> Outcome:
     failure = Failure(rank=1, name="worker 1", reason="was killed", code=code, tail=("oh no", " "))
-    return Outcome(failure=failure, asked=False, preempted=False, began=True, step=3)
+    return Outcome(failure=failure, signaled=False, preempted=False, began=True, step=3)
 
 
 def ended_by_signal(*, preempted: bool) -> Outcome:
-    return Outcome(failure=None, asked=True, preempted=preempted, began=True, step=3)
+    return Outcome(failure=None, signaled=True, preempted=preempted, began=True, step=3)
 
 
 @pytest.fixture
@@ -202,7 +202,7 @@ def test_an_error_of_the_user_is_not_tried_again(supervisor: Supervisor, code: i
 def test_the_cause_of_an_end_decides_whether_a_job_was_stopped_starts_again_or_failed(
     job: Job, supervisor: Supervisor
 ) -> None:
-    done = Outcome(failure=None, asked=False, preempted=False, began=True, step=3)
+    done = Outcome(failure=None, signaled=False, preempted=False, began=True, step=3)
     assert supervisor._end_of(done) == (Phase.DONE, "")
     assert supervisor._end_of(ended_by_signal(preempted=False)) == (Phase.DONE, "")
 

@@ -25,7 +25,7 @@ import yaml
 
 from stoker.app.context import Context, Done, Work
 from stoker.app.experiment import Experiment
-from stoker.app.identity import asked_settings
+from stoker.app.identity import shared_settings
 from stoker.app.task.worker_process import WorkerSpec, ignore_progress, line_of, peer_failed
 from stoker.app.task.workers_stage import require_strategy, spec_of, train_by
 from stoker.cluster.launch import LaunchSettings
@@ -74,7 +74,7 @@ def task_of(environ: Mapping[str, str]) -> ClusterSpec | None:
 
 @contextlib.contextmanager
 def coordinate(
-    asked: Experiment, cluster: ClusterSpec, log: Callable[[str], None]
+    requested: Experiment, cluster: ClusterSpec, log: Callable[[str], None]
 ) -> Iterator[dict[str, Work]]:
     """Yield the replacement for the work of the stage `train` in the process that leads the cluster.
 
@@ -82,21 +82,21 @@ def coordinate(
     are released, because they would wait forever.
 
     Args:
-        asked: The experiment without the settings of a lock file.
+        requested: The experiment without the settings of a lock file.
         cluster: This process's place in the cluster.
         log: Receives lines for the user.
 
     Raises:
         ConfigError: `train.strategy` is for a single process.
     """
-    place, led = _place(asked, cluster), threading.Event()
+    place, led = _place(requested, cluster), threading.Event()
 
     def lead(context: Context, folder: Path) -> Done:
         led.set()
-        return _lead(context, folder, asked=asked, cluster=cluster, log=log)
+        return _lead(context, folder, requested=requested, cluster=cluster, log=log)
 
     try:
-        require_strategy(asked, servers=0)
+        require_strategy(requested, servers=0)
         yield {"train": lead}
     except (Preempted, Superseded):
         # After a restart it leads the waiting tasks; tasks of an earlier start of the job are gone.
@@ -110,11 +110,13 @@ def coordinate(
         _release(place, cluster, "")
 
 
-def train_as_worker(asked: Experiment, cluster: ClusterSpec, log: Callable[[str], None]) -> None:
+def train_as_worker(
+    requested: Experiment, cluster: ClusterSpec, log: Callable[[str], None]
+) -> None:
     """Wait for the chief, and train with it.
 
     Args:
-        asked: The settings of this task's own command line. Training uses the chief's, which must agree.
+        requested: The settings that this task was started with. They must equal the chief's, which training uses.
         cluster: This process's place in the cluster.
         log: Receives lines for the user.
 
@@ -122,7 +124,7 @@ def train_as_worker(asked: Experiment, cluster: ClusterSpec, log: Callable[[str]
         UserError: training failed, the settings differ from the chief's, or the chief failed before training.
         Preempted: this process received a signal, and a checkpoint was saved.
     """
-    place = _place(asked, cluster)
+    place = _place(requested, cluster)
     found = _wait_for_chief(place, cluster, log)
     if found["spec"] is None:
         with contextlib.suppress(OSError):  # the chief timed out
@@ -133,24 +135,24 @@ def train_as_worker(asked: Experiment, cluster: ClusterSpec, log: Callable[[str]
             f"{cluster.name} has nothing to train: {cluster.leader} found the model already trained"
         )
         return
-    spec = _with_own(WorkerSpec(**found["spec"]), asked)
+    spec = _with_own(WorkerSpec(**found["spec"]), requested)
     log(f"{cluster.name} trains with {cluster.leader} in run {spec.run_id}")
     with tempfile.TemporaryDirectory(prefix="stoker-join-") as scratch:
         train_by(
             spec,
             Path(scratch),
-            settings=_settings(asked, cluster),
+            settings=_settings(requested, cluster),
             log=log,
             progress=ignore_progress,
         )
 
 
-def _with_own(spec: WorkerSpec, asked: Experiment) -> WorkerSpec:
+def _with_own(spec: WorkerSpec, requested: Experiment) -> WorkerSpec:
     """Return the chief's spec with this task's own folder and settings."""
     # Use the chief's settings until the handshake has compared them: with different settings a worker
     # might fail or hang before the other tasks are informed.
-    settings = yaml.safe_load(spec.experiment) | {"folder": str(asked.folder)}
-    return replace(spec, experiment=yaml.safe_dump(settings), asked=asked_settings(asked))
+    settings = yaml.safe_load(spec.experiment) | {"folder": str(requested.folder)}
+    return replace(spec, experiment=yaml.safe_dump(settings), requested=shared_settings(requested))
 
 
 def _release(place: Path, cluster: ClusterSpec, failed: str) -> None:
@@ -175,11 +177,11 @@ def _lead(
     context: Context,
     folder: Path,
     *,
-    asked: Experiment,
+    requested: Experiment,
     cluster: ClusterSpec,
     log: Callable[[str], None],
 ) -> Done:
-    place, settings = _place(asked, cluster), _settings(asked, cluster)
+    place, settings = _place(requested, cluster), _settings(requested, cluster)
     with (
         _open_barrier(place) as barrier,
         tempfile.TemporaryDirectory(prefix="stoker-lead-") as scratch,
@@ -187,7 +189,7 @@ def _lead(
         spec = replace(
             spec_of(context, folder),
             barrier=str(barrier.resolve()),
-            asked=asked_settings(asked),
+            requested=shared_settings(requested),
         )
         with _published(place, spec):
             return train_by(

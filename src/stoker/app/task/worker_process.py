@@ -74,7 +74,7 @@ class WorkerSpec:
     barrier: str = ""
     """Folder of the barrier, if another launcher started the tasks; else empty."""
 
-    asked: dict[str, Any] = field(default_factory=dict)
+    requested: dict[str, Any] = field(default_factory=dict)
     """Settings that this task was started with, if another launcher started it."""
 
     def context(
@@ -93,7 +93,7 @@ class WorkerSpec:
             results=self.results,
             progress=progress,
             accept_change=self.accept_change,
-            asked=self.asked,
+            requested=self.requested,
             wait_for_all=wait_for_all,
             wall=wall or WallTime(),
         )

@@ -149,7 +149,7 @@ def train(context: Context, folder: Path) -> Done:
     # While workers connect, TensorFlow swallows SIGTERM until its handler is replaced.
     with listen_for_preemption() as preemption, ExitStack() as held:
         if isinstance(place, Distribution):
-            handshake(place, {**identity, "settings": context.asked})
+            handshake(place, {**identity, "settings": context.requested})
         job = _open_job(context, place, resolved, identity, inputs, held)
         timed = time_worker(folder, place, held)
         reports = _open_reports(context, folder, job, timed, held)

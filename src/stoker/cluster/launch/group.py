@@ -59,7 +59,7 @@ class Outcome:
     failure: Failure | None
     """None if all work was done, or if this process got a signal to end."""
 
-    asked: bool
+    signaled: bool
     """Whether this process got a signal to end."""
 
     preempted: bool
@@ -168,7 +168,7 @@ class Group:
         Raises:
             UserError: the kernel refuses a process.
         """
-        self._stop, self._times_asked, self._grace_s = stop, 0, limits.grace_s
+        self._stop, self._times_signaled, self._grace_s = stop, 0, limits.grace_s
         self._unheard_grace_s = limits.unheard_grace_s
         self._log, self._on_beat = log, on_beat
         self._commands = list(commands)
@@ -207,14 +207,14 @@ class Group:
             raise
         finally:
             self._close()
-        if self._failed and self._failure is None and not self._times_asked:
+        if self._failed and self._failure is None and not self._times_signaled:
             self._failure = self._cause(time.monotonic())
-        asked = self._times_asked > 0
+        signaled = self._times_signaled > 0
         taken_away = self._failure is not None and self._failure.code == EXIT_PREEMPTED
         return Outcome(
             failure=self._failure,
-            asked=asked,
-            preempted=bool(self._failed) if asked else taken_away,
+            signaled=signaled,
+            preempted=bool(self._failed) if signaled else taken_away,
             began=self._began,
             step=self._step,
         )
@@ -255,7 +255,7 @@ class Group:
 
     def _look(self, now_s: float) -> None:
         self._see_ends(now_s)
-        if self._stop.times > self._times_asked:
+        if self._stop.times > self._times_signaled:
             self._end_as_asked(now_s)
         if self._deadline_s < float("inf"):
             if now_s > self._deadline_s:
@@ -287,7 +287,7 @@ class Group:
             self._failed_s = min(self._failed_s, now_s)
 
     def _may_start_alone(self, rank: int) -> bool:
-        ending = self._failed or self._times_asked or self._deadline_s < float("inf")
+        ending = self._failed or self._times_signaled or self._deadline_s < float("inf")
         return self._commands[rank].alone and self._again_left > 0 and not ending
 
     def _start_alone(self, rank: int) -> None:
@@ -315,12 +315,12 @@ class Group:
                 member.child.send(signal.SIGTERM)
 
     def _end_as_asked(self, now_s: float) -> None:
-        if not self._times_asked:
+        if not self._times_signaled:
             # Before training began, TensorFlow ignores the signal, and nothing is lost.
             grace_s = self._grace_s if self._began else self._unheard_grace_s
             self._log(f"ending on a signal: workers save and end within {grace_s:g} s")
             self._deadline_s = min(self._deadline_s, now_s + grace_s)
-        self._times_asked = self._stop.times
+        self._times_signaled = self._stop.times
         for member in self._live:
             member.child.send(signal.SIGTERM)
 

@@ -139,7 +139,7 @@ def launch(
             before = kernel_refusals()
             outcome = _attempt(argv, settings, stop, log=log, on_beat=on_beat, environ=environ)
             # If another task got a signal to end, this one must end too.
-            if outcome.asked or (settings.cluster is not None and outcome.preempted):
+            if outcome.signaled or (settings.cluster is not None and outcome.preempted):
                 return Launched(preempted=outcome.preempted, restarts=tuple(restarts))
             if outcome.failure is None:
                 return Launched(preempted=False, restarts=tuple(restarts))

@@ -203,8 +203,8 @@ def _fill_examples(
         several.request.input.CopyFrom(given)
         for inferred in response.results:
             own = spec_proto(response.model, inferred.task.signature)
-            asked = several.request.tasks.add(method_name=inferred.task.method)
-            asked.model_spec.CopyFrom(own)
+            requested = several.request.tasks.add(method_name=inferred.task.method)
+            requested.model_spec.CopyFrom(own)
             answer = several.response.results.add()
             answer.model_spec.CopyFrom(own)
             if inferred.task.method == CLASSIFY:

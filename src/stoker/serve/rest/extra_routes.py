@@ -47,7 +47,7 @@ def answered_by(extra: ExtraRoutes, plane: DataPlane, request: HttpRequest, *, w
         ServeError: it cannot be answered.
     """
     query = dict(parse_qsl(request.scope.get("query_string", b"").decode("latin-1")))
-    asked = ExtraRequest(
+    requested = ExtraRequest(
         method=request.method,
         path=request.path,
         query=query,
@@ -56,7 +56,7 @@ def answered_by(extra: ExtraRoutes, plane: DataPlane, request: HttpRequest, *, w
         served=plane.models.served,
     )
     try:
-        answer = extra.answer(asked)
+        answer = extra.answer(requested)
     except DataError as error:
         raise ServeError(Code.FAILED_PRECONDITION, error.line()) from error
     except UserError as error:

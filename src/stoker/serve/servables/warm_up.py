@@ -75,8 +75,8 @@ def _requests(
         inputs = {key: to_array(value, name=key) for key, value in request.inputs.items()}
         yield request.model_spec.signature_name or DEFAULT_SIGNATURE, inputs
     elif kind in ("classify_log", "regress_log"):
-        asked = getattr(log, kind).request
-        yield _examples(asked.model_spec.signature_name, asked.input)
+        requested = getattr(log, kind).request
+        yield _examples(requested.model_spec.signature_name, requested.input)
     elif kind == "multi_inference_log":
         for task in log.multi_inference_log.request.tasks:
             yield _examples(task.model_spec.signature_name, log.multi_inference_log.request.input)

@@ -125,7 +125,7 @@ class Supervisor:
 
     def _end_of(self, outcome: Outcome) -> tuple[Phase, str] | None:
         """Return the outcome of the job; None if it restarts."""
-        if outcome.asked:
+        if outcome.signaled:
             if is_stopped(self._place):
                 return Phase.STOPPED, ""
             if not outcome.preempted:

@@ -59,11 +59,11 @@ def _is_chosen(group: NodeGroup, target: SlurmTarget) -> bool:
     return group.partition in target.partition.split(",")
 
 
-def _at_most(asked: float, most: float, what: str) -> None:
-    if asked > most:
+def _at_most(requested: float, most: float, what: str) -> None:
+    if requested > most:
         raise ConfigError(
             f"a job must request at most the {most:g} {what}",
-            got=Plain(f"{asked:g}"),
+            got=Plain(f"{requested:g}"),
             fix="Request less, or choose another partition.",
         )
 
