@@ -19,7 +19,7 @@ from stoker.rollout.control.controller import (
 from stoker.rollout.control.next_step import Action
 from stoker.rollout.counts.counts import MEASURED, UNLOADED, read_counts, write_counts
 from stoker.rollout.state.ab_settings import ABTestSettings
-from stoker.rollout.state.changes import begin_test, start
+from stoker.rollout.state.changes import advance, begin_test, start
 from stoker.rollout.state.files import StateFiles
 from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings
 
@@ -41,6 +41,21 @@ def test_a_good_candidate_gets_all_traffic_stage_by_stage(cluster: Cluster) -> N
     assert state.slow_s["slow_p99"] == pytest.approx(0.022, rel=0.04)
     events = [stored.content["event"]["what"] for stored in StateFiles(cluster.folder).history()]
     assert events == ["start", "controller", *["advance"] * 4]
+
+
+def test_an_operator_whose_clock_is_behind_shortens_no_stage(cluster: Cluster) -> None:
+    cluster.start()
+    controller = cluster.controller()
+    run(cluster, controller, 10)
+    files = StateFiles(cluster.folder)
+    event = Event(what="promote", who="a", why="", at_s=0.0)
+    following = advance(cluster.state(), now_s=cluster.now_s - 3_600.0)
+    change(files, files.latest(), following, event)
+
+    run(cluster, controller, 20)
+    assert cluster.state().stage == 1  # a stage takes 25 s
+    run(cluster, controller, 8)
+    assert cluster.state().stage == 2
 
 
 @pytest.mark.parametrize("jump_s", [86_400.0, -86_400.0])

@@ -18,6 +18,7 @@ from tests.unit.rollout.state_kills import (
     control,
     count,
     counts_of,
+    go_back,
     latest,
     promote,
     template,
@@ -79,11 +80,9 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-def test_a_full_disk_changes_no_stage_and_no_count(small_disk: Path) -> None:
+def test_a_full_disk_advances_no_stage_and_changes_no_count(small_disk: Path) -> None:
     folder = small_disk / "state"
     template(folder)
-    controller = Controller(folder, clock=lambda: 0.0, now=lambda: 1.0)
-    controller.step()
     before = latest(folder)
     ballast = fill(small_disk)
 
@@ -91,18 +90,36 @@ def test_a_full_disk_changes_no_stage_and_no_count(small_disk: Path) -> None:
         promote(folder)
     with pytest.raises(OSError, match="must have room"):
         count(folder)
-    with pytest.raises(UserError, match="must have room"):
-        controller.step()
     assert latest(folder) == before
     assert read_counts(folder, rollout=1) == counts_of(1_000)
     assert not list(folder.rglob("*.tmp"))
 
     ballast.unlink()
     count(folder)
-    controller.step()
-    number, state = latest(folder)
-    assert (number, state.phase) == (before[0] + 1, Phase.ROLLED_BACK)
+    promote(folder)
+    assert latest(folder)[0] == before[0] + 1
     assert read_counts(folder, rollout=1) == counts_of(2_000)
+
+
+def test_on_a_full_disk_an_operator_rolls_back(small_disk: Path) -> None:
+    template(small_disk / "state")
+    fill(small_disk)
+    go_back(small_disk / "state")
+    assert latest(small_disk / "state")[1].phase is Phase.ROLLED_BACK
+
+
+def test_on_a_full_disk_the_controller_rolls_back_before_its_sign_of_life_fails(
+    small_disk: Path,
+) -> None:
+    folder = small_disk / "state"
+    template(folder)
+    controller = Controller(folder, clock=lambda: 0.0, now=lambda: 1.0)
+    controller.step()
+    count(folder)
+    fill(small_disk)
+    with pytest.raises(UserError, match=r"beat\.json must have room"):
+        controller.step()
+    assert latest(folder)[1].phase is Phase.ROLLED_BACK
 
 
 def test_a_folder_without_write_permission_is_one_line(

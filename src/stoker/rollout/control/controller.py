@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import time
 from collections.abc import Callable, Mapping
@@ -83,7 +84,9 @@ def change(files: StateFiles, after: Stored | None, state: RolloutState, event: 
     Raises:
         Conflict: another writer changed the state first.
     """
-    return files.append({"state": state.to_json(), "event": event.to_json()}, after=after)
+    is_urgent = state.phase is Phase.ROLLED_BACK  # also possible on a full disk
+    content = {"state": state.to_json(), "event": event.to_json()}
+    return files.append(content, after=after, is_urgent=is_urgent)
 
 
 class Controller:
@@ -113,6 +116,7 @@ class Controller:
         self._beats = 0
         self._seen: tuple[object, float] = (None, clock())
         self._stage_clock = (0.0, 0.0)  # began_s of the stage, and when that was by `clock`
+        self._looked_s = -math.inf  # the last step
         self._gone_s: float | None = None  # when the candidate's folder was first missed
 
     def step(self) -> Decision | None:
@@ -129,6 +133,7 @@ class Controller:
         state = None if stored is None else state_of(stored.content["state"])
         if stored is None or state is None:
             return None
+        self._look_at_clock(state)
         if state.is_test:
             self._look_at_arms(stored, state)
             return None
@@ -137,10 +142,11 @@ class Controller:
             return None
         with contextlib.suppress(Conflict):  # another writer was first: read it in the next step
             if self._lease == state.lease != 0:
-                self._beat()
                 if news:
                     self._hooks.announce()
-                return self._judge(stored, state) if active else None
+                decision = self._judge(stored, state) if active else None
+                self._beat()  # last: on a full disk it fails, but a rollback does not
+                return decision
             self._watch(stored, state)
         return None
 
@@ -185,11 +191,19 @@ class Controller:
             state = replace(state, explained=at_full_traffic(stages))
         return self._follow(stored, state, decision)
 
-    def _stage_now(self, state: RolloutState) -> float:
-        """Seconds since the epoch, counted from the first look at a stage: a clock that jumps ends no stage."""
+    def _look_at_clock(self, state: RolloutState) -> None:
+        """Note when a stage that is new to this controller began.
+
+        It began after the last look, whatever the clock of the operator says who began it.
+        """
+        clock_s = self._clock()
+        unseen_s, self._looked_s = clock_s - self._looked_s, clock_s
         if self._stage_clock[0] != state.began_s:
-            passed_s = max(self._now() - state.began_s, 0.0)
-            self._stage_clock = state.began_s, self._clock() - passed_s
+            passed_s = min(max(self._now() - state.began_s, 0.0), unseen_s)
+            self._stage_clock = state.began_s, clock_s - passed_s
+
+    def _stage_now(self, state: RolloutState) -> float:
+        """Seconds since the epoch, by the clock of the stage: a clock that jumps ends no stage."""
         return state.began_s + self._clock() - self._stage_clock[1]
 
     def _gone(self, version: int) -> str:

@@ -33,8 +33,8 @@ class Routing:
     copied: float = 0.0
     """Share of the requests that are copied to the candidate."""
 
-    taken_s: float = field(default_factory=time.monotonic)
-    """When this process read the state, by the monotonic clock."""
+    since_s: float = field(default_factory=time.monotonic)
+    """When this process first read a state of this stage, by the monotonic clock: that of an operator may be wrong."""
 
     @property
     def stage(self) -> int:
@@ -47,15 +47,11 @@ class Routing:
         active = self.state.phase in ACTIVE
         return min(self.state.slow_s.values(), default=math.inf) if active else math.inf
 
-    def is_warming_up(self, now_s: float) -> bool:
-        """Whether a stage has just started, so that its latency is not judged; a wrong clock does not prolong this."""
-        state, warm_up_s = self.state, self.state.settings.warm_up_s
-        known_s = time.monotonic() - self.taken_s
-        return (
-            state.phase is Phase.RUNNING
-            and now_s < state.began_s + warm_up_s
-            and known_s < warm_up_s
-        )
+    @property
+    def is_warming_up(self) -> bool:
+        """Whether the stage has just begun for this process, so that its latency is not judged."""
+        known_s = time.monotonic() - self.since_s
+        return self.state.phase is Phase.RUNNING and known_s < self.state.settings.warm_up_s
 
 
 def _compared(state: RolloutState, split: TrafficSplit) -> tuple[int, ...]:

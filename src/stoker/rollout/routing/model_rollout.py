@@ -8,6 +8,7 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +115,8 @@ class ModelRollout:
         answered = self._record if state.is_test else self.waiting.add
         decide = decision(state, split, key_hash, answered, self._takes_copy)
         routing = Routing(state=state, decide=decide, copied=copied_share(state))
+        if before is not None and before.state.began_s == state.began_s:
+            routing = replace(routing, since_s=before.since_s)
         with self._lock:
             self._count_waiting()  # in the stage in which they were answered
             self._end_shadow(routing)
@@ -193,7 +196,7 @@ class ModelRollout:
                 stage: {version: each.copy() for version, each in versions.items()}
                 for stage, versions in self._counts.items()
             }
-            warming_up = routing.is_warming_up(time.time())
+            warming_up = routing.is_warming_up
             # After the copy: a request that ends in between is counted a second later, and never twice.
             slow = count_slow_running(
                 counts.setdefault(routing.stage, {}),
@@ -264,7 +267,7 @@ class ModelRollout:
             counts,
             self._keys,
             slow_s=routing.slow_s,
-            times_count=not routing.is_warming_up(time.time()),
+            times_count=not routing.is_warming_up,
         )
 
 

@@ -30,6 +30,10 @@ _DIGITS = 8
 _NAME = re.compile(rf"([0-9]{{{_DIGITS}}})\.json")
 _SCRATCH = re.compile(rf"\.([0-9]{{{_DIGITS}}})\.json\..*\.tmp")
 
+_RESERVE = ".reserve"
+_RESERVE_BYTES = 16 << 10
+"""Room that is kept for one urgent change on a full disk; a state takes about 3 KiB."""
+
 
 class Conflict(Exception):
     """Another writer made this change first: read the state and decide again."""
@@ -71,12 +75,15 @@ class StateFiles:
             self._latest = following
         return self._latest
 
-    def append(self, content: Mapping[str, Any], *, after: Stored | None) -> Stored:
+    def append(
+        self, content: Mapping[str, Any], *, after: Stored | None, is_urgent: bool = False
+    ) -> Stored:
         """Make a state the newest.
 
         Args:
             content: a JSON object.
             after: the state on which the decision is based; None for the first state.
+            is_urgent: whether it may use the room that is kept for a full disk.
 
         Raises:
             Conflict: `after` is not the newest any more.
@@ -87,8 +94,16 @@ class StateFiles:
         fix = "Run it as a user who may write there; nothing has changed."
         with writable(self._folder, what="the state of a rollout", fix=fix):
             self._folder.mkdir(parents=True, exist_ok=True)
-            _create(self._path(number), text.encode())
+            try:
+                _create(self._path(number), text.encode())
+            except OSError as error:
+                is_full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+                if not (is_urgent and is_full and self._reserve.exists()):
+                    raise
+                self._reserve.unlink()
+                _create(self._path(number), text.encode())
             self._sweep(number)
+            self._keep_reserve()
         self._latest = Stored(number=number, content=content)
         return self._latest
 
@@ -116,6 +131,16 @@ class StateFiles:
                 continue
             if stored is not None:
                 yield stored
+
+    @property
+    def _reserve(self) -> Path:
+        return self._folder / _RESERVE
+
+    def _keep_reserve(self) -> None:
+        if not self._reserve.exists():
+            with contextlib.suppress(OSError):  # full: the next change tries again
+                # Random bytes: a file system that compresses would keep no room for zeros.
+                self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))
 
     def _next(self) -> int:
         return 1 if self._latest is None else self._latest.number + 1
