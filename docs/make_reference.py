@@ -21,7 +21,7 @@ from stoker.data.user_dataset.config import OwnDatasetConfig, PipelineConfig
 from stoker.evaluate.config import EvaluateConfig, Gate, SliceGate
 from stoker.jobs.targets import provider_names
 from stoker.monitor.settings import ModelSlo, Slo
-from stoker.rollout.state.state import RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
 from stoker.rollout.state.user_gates import UserGate
 from stoker.rollout.state.webhook import Webhook
 from stoker.telemetry.catalogue.all import METRICS

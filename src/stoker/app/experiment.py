@@ -25,7 +25,7 @@ from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.evaluate.config import EvaluateConfig, require_metrics_of
 from stoker.monitor.settings import Slo
 from stoker.registry.repository import checked_name
-from stoker.rollout.state.state import RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
 from stoker.train.config import TrainConfig
 
 FILE = "stoker.yaml"

@@ -8,24 +8,18 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from stoker.core.errors import Plain, UserError
 from stoker.registry.repository import Repository, verify
-from stoker.rollout.ab.assignments import logs_of
-from stoker.rollout.ab.outcomes import Outcome, add_from_command
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.control.hooks import read_user_results
-from stoker.rollout.counts.counts import Counts, read_counts, read_failures, stage_counts
+from stoker.rollout.counts.counts import Counts, read_counts, stage_counts
 from stoker.rollout.gates.checks import check_names, check_queries
 from stoker.rollout.gates.gates import GateResult, compared_stages, judge
 from stoker.rollout.memory import check_fits
 from stoker.rollout.shadow.counts import ShadowSummary, summary
-from stoker.rollout.split import TrafficSplit
-from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import (
     advance,
-    begin_test,
     end_test,
     first_version,
     pause,
@@ -35,12 +29,10 @@ from stoker.rollout.state.changes import (
     start,
 )
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
-from stoker.rollout.state.state import BAD, FOLDER, RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.settings import BAD, RolloutSettings
+from stoker.rollout.state.state import FOLDER, RolloutState, state_of
 from stoker.rollout.state.user_gates import with_code
 from stoker.rollout.statistics.evidence import BadAnswers, bad_answers_needed
-
-if TYPE_CHECKING:
-    from stoker.rollout.ab.result import ABResult
 
 MOST_WHY = 1_000
 """Longest reason that is stored, characters."""
@@ -97,13 +89,13 @@ class ModelRollouts:
             UserError: the repository has no such model.
         """
         self.who = who or operator()
-        self._repository, self._model, self._gate_folder = Repository(root), model, gate_folder
-        self._folder = self._repository.base(model) / FOLDER
-        self._files = StateFiles(self._folder)
-        if not self._repository.versions(model):
+        self.repository, self.model, self._gate_folder = Repository(root), model, gate_folder
+        self.folder = self.repository.base(model) / FOLDER
+        self._files = StateFiles(self.folder)
+        if not self.repository.versions(model):
             raise UserError(
                 f"{root} must hold the model {model!r}",
-                got=Plain(f"models {', '.join(self._repository.models()) or 'none'}"),
+                got=Plain(f"models {', '.join(self.repository.models()) or 'none'}"),
                 fix="Push it first, or name another repository with --models.",
             )
 
@@ -134,10 +126,10 @@ class ModelRollouts:
         check_names(settings)
         gates = with_code(settings.user_gates, self._gate_folder)
         settings = replace(settings, user_gates=gates)
-        verify(self._repository.path(self._model, candidate))
+        verify(self.repository.path(self.model, candidate))
 
         def begin(state: RolloutState | None) -> RolloutState:
-            alone = baseline is None and self._repository.versions(self._model) == [candidate]
+            alone = baseline is None and self.repository.versions(self.model) == [candidate]
             if state is None and alone:
                 # Without a state, a server would answer from the next version as soon as it is pushed.
                 return first_version(candidate, settings=settings, now_s=time.time(), who=self.who)
@@ -154,103 +146,19 @@ class ModelRollouts:
                 raise UserError(
                     "The baseline of a rollout must be the version that takes the traffic",
                     got=Plain(f"version {baseline}; version {begun.baseline} takes it"),
-                    fix=f"Leave --baseline out, or run `stoker rollout rollback {self._model} --to {baseline}` first.",
+                    fix=f"Leave --baseline out, or run `stoker rollout rollback {self.model} --to {baseline}` first.",
                 )
             folders = [
-                self._repository.path(self._model, each) for each in (begun.baseline, candidate)
+                self.repository.path(self.model, each) for each in (begun.baseline, candidate)
             ]
             from stoker.rollout.signatures import check_compatible  # imports TensorFlow
 
             check_compatible(*folders)
             check_fits(*folders, server_bytes=server_bytes)
-            check_queries(self._model, begun)
+            check_queries(self.model, begun)
             return begun
 
-        return self._change(begin, what="start", why=why)
-
-    def start_test(
-        self,
-        test: ABTestSettings,
-        settings: RolloutSettings,
-        *,
-        why: str,
-        server_bytes: int | None = None,
-    ) -> RolloutState:
-        """Start an A/B test of two or more versions.
-
-        Args:
-            test: its arms.
-            settings: the key.
-            why: for the history.
-            server_bytes: memory of a server; None: of this machine.
-
-        Raises:
-            UserError: a rollout or a test is running, a version does not exist, clients of the
-                baseline could not call it, or the versions do not fit in memory.
-            DataError: a version is damaged.
-        """
-        paths = {version: self._repository.path(self._model, version) for version in test.shares}
-        for path in paths.values():
-            verify(path)
-
-        def begin(state: RolloutState | None) -> RolloutState:
-            begun = begin_test(state, test, settings=settings, now_s=time.time(), who=self.who)
-            from stoker.rollout.signatures import check_compatible  # imports TensorFlow
-
-            for version in paths.keys() - {test.baseline}:
-                check_compatible(paths[test.baseline], paths[version])
-            check_fits(*paths.values(), server_bytes=server_bytes)
-            return begun
-
-        return self._change(begin, what="ab", why=why)
-
-    def newest_test(self) -> tuple[RolloutState, ABTestSettings]:
-        """The newest state of the newest A/B test, also after its end.
-
-        Raises:
-            UserError: the model never had an A/B test.
-        """
-        for stored in reversed(list(self._files.history())):
-            state = state_of(stored.content["state"])
-            if state.test is not None:
-                return state, state.test
-        raise UserError(
-            f"{self._model!r} has no A/B test",
-            fix=f"Begin one with `stoker rollout ab {self._model} --arms 1=50,2=50 --key x-user`.",
-        )
-
-    def test_result(self) -> tuple[RolloutState, ABTestSettings, ABResult]:
-        """The newest state of the newest A/B test, its settings, and its current result.
-
-        Raises:
-            UserError: the model never had an A/B test.
-        """
-        from stoker.rollout.ab.result import result_of  # imports Arrow
-
-        state, test = self.newest_test()
-        shares = TrafficSplit(test.shares, salt=state.salt(self._model)).shares()
-        found = result_of(logs_of(self._folder, state.rollout), test, shares=shares)
-        failed = [
-            f"Version {version} cannot be loaded by a server: {why}"
-            for version, why in read_failures(self._folder, rollout=state.rollout).items()
-            if version in test.shares
-        ]
-        return state, test, replace(found, warnings=failed + found.warnings)
-
-    def add_outcome(self, outcome: Outcome) -> None:
-        """Write the outcome of a key that took part in the A/B test that is running.
-
-        Raises:
-            UserError: no test is running, or the outcome is invalid.
-        """
-        state, test = self.newest_test()
-        if not state.is_test:
-            raise UserError(
-                f"{self._model!r} must be under an A/B test",
-                got=Plain(f"{state.phase} since the test of rollout {state.rollout}"),
-                fix="Outcomes count until the end of a test; see `stoker rollout result`.",
-            )
-        add_from_command(logs_of(self._folder, state.rollout), test, [outcome])
+        return self.change(begin, what="start", why=why)
 
     def state(self) -> RolloutState | None:
         """The state; None if the model has none."""
@@ -266,7 +174,7 @@ class ModelRollouts:
         Returns:
             The version that takes the traffic: the newest one if the model has no state.
         """
-        newest = max(self._repository.versions(self._model))
+        newest = max(self.repository.versions(self.model))
 
         def keep(state: RolloutState | None) -> RolloutState:
             return state or first_version(
@@ -274,7 +182,37 @@ class ModelRollouts:
             )
 
         now = self.state()
-        return (now or self._change(keep, what="hold", why=why)).stable
+        return (now or self.change(keep, what="hold", why=why)).stable
+
+    def change(
+        self, operation: Callable[[RolloutState | None], RolloutState], *, what: str, why: str
+    ) -> RolloutState:
+        """Make the result of an operation the newest state; decided again if another writer was first.
+
+        Args:
+            operation: the change; gets None if the model has no state yet.
+            what: its name, for the history.
+            why: for the history.
+
+        Raises:
+            UserError: the change is not possible, or the operation raises it.
+        """
+        seen: RolloutState | None = None
+        while True:
+            stored = self._files.latest()
+            before = None if stored is None else state_of(stored.content["state"])
+            if seen is not None and stored is not None:
+                self._check_unmoved(seen, stored, what=what)
+            state = operation(before)
+            if state is before:
+                return state  # another operator has done it already
+            event = Event(what=what, who=self.who, why=_one_line(why), at_s=time.time())
+            try:
+                change(self._files, stored, state, event)
+            except Conflict:
+                seen = before
+                continue  # another writer was first: decide again from its state
+            return state
 
     def apply(self, operation: Change, *, what: str, why: str) -> RolloutState:
         """Change the state of a model that has one.
@@ -293,7 +231,7 @@ class ModelRollouts:
                 raise self._no_rollout()
             return operation(state)
 
-        return self._change(changed, what=what, why=why)
+        return self.change(changed, what=what, why=why)
 
     def pause(self, *, why: str) -> RolloutState:
         """Keep the traffic as it is.
@@ -346,7 +284,7 @@ class ModelRollouts:
 
         def back(state: RolloutState) -> RolloutState:
             following = roll_back(state, reason=why or f"by {self.who}", now_s=time.time(), to=to)
-            verify(self._repository.path(self._model, following.stable))
+            verify(self.repository.path(self.model, following.stable))
             return following
 
         return self.apply(back, what="rollback", why=why)
@@ -361,9 +299,9 @@ class ModelRollouts:
         if stored is None:
             raise self._no_rollout()
         state = state_of(stored.content["state"])
-        counts = read_counts(self._folder, rollout=state.rollout)
+        counts = read_counts(self.folder, rollout=state.rollout)
         gates = [] if state.is_test else judge(stage_counts(counts, state), state)
-        gates += read_user_results(self._folder, state)
+        gates += read_user_results(self.folder, state)
         return Rollout(state=state, counts=counts, gates=gates)
 
     def history(self) -> list[tuple[Event, RolloutState]]:
@@ -372,26 +310,6 @@ class ModelRollouts:
             (Event(**stored.content["event"]), state_of(stored.content["state"]))
             for stored in self._files.history()
         ]
-
-    def _change(
-        self, operation: Callable[[RolloutState | None], RolloutState], *, what: str, why: str
-    ) -> RolloutState:
-        seen: RolloutState | None = None
-        while True:
-            stored = self._files.latest()
-            before = None if stored is None else state_of(stored.content["state"])
-            if seen is not None and stored is not None:
-                self._check_unmoved(seen, stored, what=what)
-            state = operation(before)
-            if state is before:
-                return state  # another operator has done it already
-            event = Event(what=what, who=self.who, why=_one_line(why), at_s=time.time())
-            try:
-                change(self._files, stored, state, event)
-            except Conflict:
-                seen = before
-                continue  # another writer was first: decide again from its state
-            return state
 
     def _check_unmoved(self, seen: RolloutState, stored: Stored, *, what: str) -> None:
         """Two operators who advance a rollout at once advance it one stage, not two; going back is always possible."""
@@ -403,14 +321,14 @@ class ModelRollouts:
         raise UserError(
             f"{what} must be decided again, because another change came first",
             got=Plain(f"{event.what} by {event.who}: version {now.candidate} {now.phase}"),
-            fix=f"See `stoker rollout status {self._model}`.",
+            fix=f"See `stoker rollout status {self.model}`.",
         )
 
     def _newest_other(self, candidate: int) -> int:
-        others = [each for each in self._repository.versions(self._model) if each != candidate]
+        others = [each for each in self.repository.versions(self.model) if each != candidate]
         if not others:
             raise UserError(
-                f"{self._model!r} must have a version to compare with",
+                f"{self.model!r} must have a version to compare with",
                 got=Plain(f"version {candidate} only"),
                 fix="Push a version to go back to first.",
             )
@@ -419,8 +337,8 @@ class ModelRollouts:
 
     def _no_rollout(self) -> UserError:
         return UserError(
-            f"{self._model!r} has no rollout",
-            fix=f"Begin one with `stoker rollout start {self._model} VERSION`.",
+            f"{self.model!r} has no rollout",
+            fix=f"Begin one with `stoker rollout start {self.model} VERSION`.",
         )
 
 

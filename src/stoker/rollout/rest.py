@@ -20,9 +20,11 @@ from typing import Any, TypeVar
 
 from stoker.core.config import build
 from stoker.core.errors import Plain, UserError
+from stoker.rollout.ab_tests import ABTests
 from stoker.rollout.metrics import RolloutMetrics
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state.state import FOLDER, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER
 from stoker.rollout.verdict import evidence, summary
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.extra_routes import ExtraAnswer, ExtraRequest
@@ -89,7 +91,7 @@ def _show(model: str, rollouts: ModelRollouts, _: ExtraRequest) -> Any:
 
 
 def _result(_: str, rollouts: ModelRollouts, __: ExtraRequest) -> Any:
-    state, test, found = rollouts.test_result()
+    state, test, found = ABTests(rollouts).result()
     return found.to_json(state, test)
 
 

@@ -28,7 +28,7 @@ from tests.small_disk import mounted
 from stoker.core.errors import EXIT_DONE
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state.state import RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
 from stoker.telemetry.targets import live_targets
 
 SETTINGS = """\

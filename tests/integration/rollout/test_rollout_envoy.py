@@ -21,7 +21,8 @@ import pytest
 from stoker.cli.main import invoke
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import Phase, RolloutState
 
 TOOLS = Path(__file__).parents[3] / ".tools" / "envoy"
 REQUESTS = 2_000

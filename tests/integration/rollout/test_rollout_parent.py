@@ -29,7 +29,8 @@ from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.routing.router import RolloutRouter
 from stoker.rollout.state.changes import advance, promote_fully
-from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings, RolloutState
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER, Phase, RolloutState
 from stoker.rollout.statistics.histogram import count_above
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.workers import WorkerEndedError, run_workers
@@ -273,14 +274,13 @@ def test_the_version_to_go_back_to_stays_loaded_though_somebody_deletes_its_fold
 
 
 def test_a_version_under_rollout_whose_load_does_not_end_is_reported(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    # Without patience each load takes too long.
-    monkeypatch.setattr("stoker.rollout.routing.router.MAX_LOAD_S", 0.0)
     repository = Repository(tmp_path / "models")
     for version in (1, 2):
         repository.push(half_plus(tmp_path / str(version), addend=float(version)), "m")
-    ModelRollouts(repository.root, "m").start(2, RolloutSettings(), why="")
+    # Without patience each load takes too long.
+    ModelRollouts(repository.root, "m").start(2, RolloutSettings(load_limit_s=0.0), why="")
     router, base = RolloutRouter(server="me"), repository.base("m")
     stuck = threading.Event()
     watchdog = StuckCallWatchdog(max_run_s=0.02, on_stuck=stuck.set, router=router)

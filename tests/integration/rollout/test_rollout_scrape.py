@@ -16,7 +16,8 @@ from stoker.registry.repository import Repository
 from stoker.rollout.control.supervisor import Controllers
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.routing.router import RolloutRouter
-from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER, Phase
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 

@@ -17,7 +17,8 @@ from stoker.cli.main import invoke
 from stoker.registry.repository import Repository
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import Phase, RolloutState
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.server import Server
 

@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 from tests.integration.rollout.rest_site import PREDICT, Site
 
+from stoker.rollout.ab_tests import ABTests
 from stoker.rollout.counts.counts import write_counts
 from stoker.rollout.export.formats import Format
 from stoker.rollout.export.split import ExportedSplit
@@ -16,7 +17,8 @@ from stoker.rollout.export.write import ExportOptions, export_text
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import advance
-from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER, Phase
 
 
 def test_the_verdict_with_its_evidence_for_other_controllers(open_site: Site) -> None:
@@ -169,7 +171,7 @@ def test_no_verdict_passes_an_arm_of_an_ab_test_and_a_damaged_state_hides_no_oth
 ) -> None:
     test = ABTestSettings(arms=((1, 0.6), (2, 0.4)), baseline=1, salt="00" * 16)
     rollouts = open_site.rollouts("taxi")
-    rollouts.start_test(test, RolloutSettings(key="x-user"), why="")
+    ABTests(rollouts).start(test, RolloutSettings(key="x-user"), why="")
 
     for version in ("", "?version=1", "?version=2"):
         status, found = open_site.send(f"/v1/rollouts/taxi/verdict{version}")

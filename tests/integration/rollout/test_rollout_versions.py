@@ -34,7 +34,8 @@ from stoker.rollout.counts.counts import read_counts
 from stoker.rollout.routing.router import RolloutRouter
 from stoker.rollout.state.changes import advance, start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import FOLDER, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER
 from stoker.serve.batching.queue import QUICK_S
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.joined_runs import PROVEN_RUNS

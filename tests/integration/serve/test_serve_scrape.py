@@ -39,7 +39,7 @@ from stoker.registry.training_statistics import (
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.rest import RolloutRoutes
 from stoker.rollout.routing.router import RolloutRouter
-from stoker.rollout.state.state import RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
 from stoker.serve.config import ServeConfig
 from stoker.serve.limits import METRICS_PATH
 from stoker.serve.observability import prediction_quality

@@ -13,7 +13,8 @@ from stoker.rollout.counts.counts import MEASURED, write_counts
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.state.changes import start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import Phase, RolloutState, state_of
 from stoker.rollout.statistics.histogram import count
 
 SETTINGS = RolloutSettings(stages="10,50,100", step_time_s=20, warm_up_s=5, min_requests=100)

@@ -23,7 +23,8 @@ from stoker.rollout.counts.counts import MEASURED, read_counts, write_counts
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.state.changes import advance, roll_back, start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import RolloutState, state_of
 
 CALLS = ("open", "mkdir", "link", "replace", "fsync", "unlink", "chmod", "fchmod")
 SERVER = "one"

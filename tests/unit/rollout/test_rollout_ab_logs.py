@@ -20,7 +20,7 @@ from stoker.rollout.ab.outcomes import Outcome, OutcomeLog, UnknownKey, add_from
 from stoker.rollout.ab.result import ArmResult, result_of
 from stoker.rollout.state.ab_settings import ABTestSettings, Metric
 from stoker.rollout.state.changes import begin_test
-from stoker.rollout.state.state import RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
 from stoker.rollout.statistics.confidence_sequence import ArmTotals, difference
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.routing import Route

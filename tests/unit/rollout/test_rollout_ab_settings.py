@@ -21,7 +21,8 @@ from stoker.rollout.state.changes import (
     roll_back,
     start,
 )
-from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import Phase, RolloutState, state_of
 
 ARMS = ((5, 0.5), (6, 0.3), (7, 0.2))
 TEST = ABTestSettings(arms=ARMS, baseline=5, salt="00ff" * 8)

@@ -21,7 +21,8 @@ from stoker.rollout.counts.counts import MEASURED, UNLOADED, read_counts, write_
 from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import advance, begin_test, start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER, Phase
 
 
 @pytest.fixture

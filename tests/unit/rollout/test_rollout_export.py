@@ -22,7 +22,8 @@ from stoker.rollout.export.tf_serving import labels_of, model_server_config
 from stoker.rollout.export.write import ExportOptions, export_text
 from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import begin_test
-from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import Phase, RolloutState
 
 NOW_S = 1_000_000.0
 STORAGE = ExportOptions(storage="gs://models/{model}-v{version}")

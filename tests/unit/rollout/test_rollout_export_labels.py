@@ -20,7 +20,8 @@ from stoker.client.messages import message
 from stoker.core.errors import UserError
 from stoker.rollout.export.split import ExportedSplit
 from stoker.rollout.export.tf_serving import model_server_config, reload_server
-from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import Phase, RolloutState
 
 AVAILABLE, LOADING = 30, 20
 

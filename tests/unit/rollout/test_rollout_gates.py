@@ -16,15 +16,8 @@ from stoker.rollout.gates.gates import (
     judge,
 )
 from stoker.rollout.state.changes import advance, pause, start
-from stoker.rollout.state.state import (
-    BAD,
-    BUILT_IN,
-    SHIFT,
-    SLOW_P99,
-    Phase,
-    RolloutSettings,
-    RolloutState,
-)
+from stoker.rollout.state.settings import BAD, BUILT_IN, SHIFT, SLOW_P99, RolloutSettings
+from stoker.rollout.state.state import Phase, RolloutState
 from stoker.rollout.statistics.histogram import count
 
 SETTINGS = RolloutSettings(stages="10,50,100", step_time_s=60, warm_up_s=10, min_requests=100)

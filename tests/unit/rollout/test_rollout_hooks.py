@@ -18,7 +18,8 @@ from stoker.rollout.control.hooks import read_user_results
 from stoker.rollout.gates.gates import Verdict, compared_with_limits
 from stoker.rollout.state.changes import roll_back
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import Phase, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import Phase
 from stoker.rollout.state.user_gates import UserGate, with_code
 from stoker.rollout.state.webhook import Webhook
 

@@ -16,6 +16,7 @@ from stoker.cli.commands.rollout import follow
 from stoker.cli.main import invoke
 from stoker.core.errors import EXIT_DONE, CheckFailed, DataError, UserError
 from stoker.registry.repository import Repository
+from stoker.rollout.ab_tests import ABTests
 from stoker.rollout.counts.counts import MEASURED, write_counts
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.memory import check_fits, version_bytes
@@ -23,7 +24,8 @@ from stoker.rollout.operations import ModelRollouts, operator
 from stoker.rollout.signatures import check_compatible
 from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import advance, pause
-from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER, Phase
 
 FLOAT, STRING = 1, 7
 Inputs = Mapping[str, tuple[int, tuple[int, ...]]]
@@ -267,11 +269,11 @@ def test_a_version_that_accepts_more_is_compatible(tmp_path: Path) -> None:
 def test_the_result_of_an_ab_test_names_a_version_that_a_server_cannot_load(root: Path) -> None:
     rollouts = ModelRollouts(root, "taxi")
     test = ABTestSettings(arms=((1, 0.5), (2, 0.5)), baseline=2, salt="00" * 16)
-    rollouts.start_test(test, RolloutSettings(key="x-user"), why="")
-    assert rollouts.test_result()[2].warnings == []
+    ABTests(rollouts).start(test, RolloutSettings(key="x-user"), why="")
+    assert ABTests(rollouts).result()[2].warnings == []
     write_counts(root / "taxi" / FOLDER, {}, {1: "out of memory"}, rollout=1, server="one")
 
-    assert rollouts.test_result()[2].warnings == [
+    assert ABTests(rollouts).result()[2].warnings == [
         "Version 1 cannot be loaded by a server: out of memory"
     ]
     assert rollouts.status().gates == []
@@ -286,11 +288,11 @@ def test_an_arm_that_clients_of_the_baseline_cannot_call_is_refused(
     rollouts = ModelRollouts(root, "taxi")
 
     with pytest.raises(UserError, match="must be able to call version 3"):
-        rollouts.start_test(test, RolloutSettings(key="x-user"), why="")
+        ABTests(rollouts).start(test, RolloutSettings(key="x-user"), why="")
     (root / "taxi" / "2" / "saved_model.pb").write_bytes(b"other bytes")
     two = replace(test, arms=((1, 0.5), (2, 0.5)))
     with pytest.raises(DataError):
-        rollouts.start_test(two, RolloutSettings(key="x-user"), why="")
+        ABTests(rollouts).start(two, RolloutSettings(key="x-user"), why="")
     assert rollouts.history() == []
 
 
@@ -312,7 +314,7 @@ def test_two_versions_that_do_not_fit_in_memory_are_refused_with_both_figures(ro
 
     test = ABTestSettings(arms=((1, 0.5), (2, 0.5)), baseline=1, salt="00" * 16)
     with pytest.raises(UserError, match="Versions 1 and 2 must fit"):
-        rollouts.start_test(test, RolloutSettings(key="k"), why="", server_bytes=4 << 30)
+        ABTests(rollouts).start(test, RolloutSettings(key="k"), why="", server_bytes=4 << 30)
     assert rollouts.history() == []
 
     assert rollouts.start(2, RolloutSettings(), why="", server_bytes=7 << 30).candidate == 2

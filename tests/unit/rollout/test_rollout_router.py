@@ -20,7 +20,7 @@ from stoker.rollout.ab.assignments import key_text, logs_of
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.counts.counts import MEASURED, read_counts, read_failures
 from stoker.rollout.routing.decision import MOST_KEY_BYTES
-from stoker.rollout.routing.router import MAX_LOAD_S, MAX_RUN_S, RolloutRouter
+from stoker.rollout.routing.router import MAX_RUN_S, RolloutRouter
 from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import (
     advance,
@@ -31,7 +31,8 @@ from stoker.rollout.state.changes import (
     start,
 )
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER, Phase, RolloutState, state_of
 from stoker.rollout.statistics.histogram import count_above
 from stoker.serve.errors import ServeError
 from stoker.serve.routing import (
@@ -481,7 +482,7 @@ def test_while_a_stage_warms_up_no_request_is_slow_and_errors_count(model: Path)
 def test_only_a_version_under_rollout_has_a_longest_run_of_its_own(model: Path) -> None:
     router = put(model, begun())
     assert router.max_run_s("m", 2) == MAX_RUN_S == 10.0
-    assert router.max_run_s("m", 2, loading=True) == MAX_LOAD_S == 600.0
+    assert router.max_run_s("m", 2, loading=True) == 600.0
     for loading in (False, True):
         assert router.max_run_s("m", 1, loading=loading) == math.inf
         assert router.max_run_s("other", 2, loading=loading) == math.inf

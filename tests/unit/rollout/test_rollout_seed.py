@@ -14,7 +14,8 @@ from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.seed import main, seed
 from stoker.rollout.state.changes import start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import Phase, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import Phase
 
 
 def image(folder: Path, *, version: int, content: bytes) -> Path:

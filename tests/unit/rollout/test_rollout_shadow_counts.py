@@ -17,7 +17,8 @@ from stoker.rollout.gates.gates import Verdict, VersionCounts, judge
 from stoker.rollout.shadow.compare import Comparison
 from stoker.rollout.shadow.counts import ShadowTally, summary
 from stoker.rollout.state.changes import advance, start
-from stoker.rollout.state.state import RolloutSettings, RolloutState
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import RolloutState
 from stoker.rollout.statistics import evidence
 from stoker.rollout.statistics.evidence import ALLOWED_RATIO, FACTORS, BadAnswers, log_evidence
 

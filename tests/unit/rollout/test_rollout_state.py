@@ -10,7 +10,8 @@ import pytest
 
 from stoker.core.errors import ConfigError, DataError, UserError
 from stoker.rollout.state.changes import advance, pause, promote_fully, resume, roll_back, start
-from stoker.rollout.state.state import Phase, RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import Phase, RolloutState, state_of
 
 
 def started(settings: RolloutSettings | None = None) -> RolloutState:

@@ -242,7 +242,7 @@ from pathlib import Path
 from stoker.core.errors import UserError
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.state.changes import advance
-from stoker.rollout.state.state import RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
 import stoker.rollout.signatures
 
 root = Path(sys.argv[1])
@@ -323,7 +323,7 @@ def test_a_promotion_is_not_repeated_on_what_another_operator_left(
 ) -> None:
     from stoker.rollout.operations import ModelRollouts
     from stoker.rollout.state.changes import resume
-    from stoker.rollout.state.state import RolloutSettings
+    from stoker.rollout.state.settings import RolloutSettings
 
     folder = root / "taxi" / ".rollout"
     rollouts = ModelRollouts(root, "taxi")
@@ -346,7 +346,7 @@ def test_going_back_to_a_version_that_was_deleted_is_refused_before_anything_cha
 ) -> None:
     from stoker.rollout.operations import ModelRollouts
     from stoker.rollout.state.changes import promote_fully
-    from stoker.rollout.state.state import RolloutSettings
+    from stoker.rollout.state.settings import RolloutSettings
 
     rollouts = ModelRollouts(root, "taxi")
     rollouts.start(2, RolloutSettings(), why="")

@@ -93,7 +93,10 @@ def test_of_two_changes_to_one_state_the_second_is_refused(tmp_path: Path) -> No
     latest = other.latest()
     assert latest is not None
     assert latest.content == {"share": 0.5}
-    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == ["00000001.json", "00000002.json"]
+    assert sorted(path.name for path in tmp_path.glob("[!.]*")) == [
+        "00000001.json",
+        "00000002.json",
+    ]
 
 
 def test_several_writers_lose_no_change(tmp_path: Path) -> None:

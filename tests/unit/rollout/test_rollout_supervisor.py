@@ -17,7 +17,8 @@ from stoker.rollout.routing.router import MAX_RUN_S, RolloutRouter
 from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import advance, begin_test, start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER, Phase, RolloutState, state_of
 from stoker.serve.routing import Served, VersionInUse, no_headers
 
 EVENT = Event(what="test", who="me", why="", at_s=0.0)

@@ -11,7 +11,8 @@ from stoker.core.errors import ConfigError, UserError
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.state.changes import start
-from stoker.rollout.state.state import RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import RolloutState, state_of
 from stoker.rollout.state.user_gates import UserGate, read_gates, with_code
 from stoker.rollout.state.webhook import Webhook, parse_webhook
 

@@ -33,14 +33,8 @@ from stoker.rollout.gates.gates import (
 )
 from stoker.rollout.state.changes import advance, compare_again, pause, roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
-from stoker.rollout.state.state import (
-    ACTIVE,
-    SLOW_P50,
-    SLOW_P99,
-    Phase,
-    RolloutState,
-    state_of,
-)
+from stoker.rollout.state.settings import SLOW_P50, SLOW_P99
+from stoker.rollout.state.state import ACTIVE, Phase, RolloutState, state_of
 from stoker.rollout.statistics.histogram import quantile
 
 _log = logging.getLogger(__name__)

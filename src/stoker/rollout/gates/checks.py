@@ -7,7 +7,8 @@ import logging
 from stoker.core.config import nearest
 from stoker.core.errors import ConfigError
 from stoker.rollout.gates.prometheus import check_query
-from stoker.rollout.state.state import BUILT_IN, RolloutSettings, RolloutState
+from stoker.rollout.state.settings import BUILT_IN, RolloutSettings
+from stoker.rollout.state.state import RolloutState
 
 _log = logging.getLogger(__name__)
 

@@ -11,13 +11,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Self
 
-from stoker.rollout.state.state import (
-    BAD,
-    SHIFT,
-    SLOW_P50,
-    SLOW_P99,
-    RolloutState,
-)
+from stoker.rollout.state.settings import BAD, SHIFT, SLOW_P50, SLOW_P99
+from stoker.rollout.state.state import RolloutState
 from stoker.rollout.statistics.evidence import (
     BadAnswers,
     FullTraffic,

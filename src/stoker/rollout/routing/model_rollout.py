@@ -167,6 +167,11 @@ class ModelRollout:
         routing = self._routing
         return routing is not None and version in routing.state.on_trial
 
+    @property
+    def load_limit_s(self) -> float:
+        """The longest load of a version under rollout, seconds."""
+        return math.inf if self._routing is None else self._routing.state.settings.load_limit_s
+
     def blame(self, version: int, why: str) -> None:
         """Have the controller roll a version back."""
         with self._lock:

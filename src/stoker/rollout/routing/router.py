@@ -31,10 +31,6 @@ MAX_RUN_S = 10.0
 """Longest run of a version under rollout, seconds; `--max-run-s` applies to all others."""
 
 
-MAX_LOAD_S = 600.0
-"""Longest load of a version under rollout, seconds: a server that starts waits for it."""
-
-
 class RolloutRouter:
     """The rollouts of the models that a server serves. Thread-safe."""
 
@@ -83,7 +79,7 @@ class RolloutRouter:
         rollout = self._rollouts.get(model)
         if rollout is None or not rollout.judges(version):
             return math.inf
-        return MAX_LOAD_S if loading else MAX_RUN_S
+        return rollout.load_limit_s if loading else MAX_RUN_S
 
     def counts(self, model: str) -> Mapping[str, Any] | None:
         """The counts of this server's processes that could not be written next to the state."""

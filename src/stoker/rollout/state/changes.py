@@ -7,8 +7,9 @@ from dataclasses import replace
 
 from stoker.core.errors import Plain, UserError
 from stoker.rollout.state.ab_settings import ABTestSettings
+from stoker.rollout.state.settings import RolloutSettings
 from stoker.rollout.state.stages import parse_stages
-from stoker.rollout.state.state import ACTIVE, Phase, RolloutSettings, RolloutState
+from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 
 
 def start(

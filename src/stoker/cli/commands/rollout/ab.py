@@ -101,9 +101,10 @@ def ab(
     """
     from stoker.app.import_tensorflow import import_tensorflow
     from stoker.core.errors import ConfigError
+    from stoker.rollout.ab_tests import ABTests
     from stoker.rollout.operations import ModelRollouts
     from stoker.rollout.state.ab_settings import ABTestSettings, Metric, parse_arms
-    from stoker.rollout.state.state import RolloutSettings
+    from stoker.rollout.state.settings import RolloutSettings
 
     if metric not in [*Metric]:
         raise ConfigError("--metric must be first or sum", got=metric)
@@ -119,7 +120,7 @@ def ab(
     )
     rollouts, memory = ModelRollouts(models, model), server_bytes(server_memory)
     import_tensorflow()
-    state = rollouts.start_test(test, RolloutSettings(key=key), why=why, server_bytes=memory)
+    state = ABTests(rollouts).start(test, RolloutSettings(key=key), why=why, server_bytes=memory)
     typer.echo(json.dumps(state.to_json(), indent=2) if as_json else summary(state))
 
 
@@ -133,16 +134,18 @@ def outcome(
 ) -> None:
     """Report the outcome of a user who took part in the model's A/B test."""
     from stoker.rollout.ab.outcomes import Outcome
+    from stoker.rollout.ab_tests import ABTests
     from stoker.rollout.operations import ModelRollouts
 
-    ModelRollouts(models, model).add_outcome(Outcome(key=key, value=value))
+    ABTests(ModelRollouts(models, model)).add_outcome(Outcome(key=key, value=value))
 
 
 def result(model: Model, models: Models = MODELS, as_json: AsJson = False) -> None:
     """Show each arm's users and mean outcome, and its difference from the baseline; valid at any time."""
+    from stoker.rollout.ab_tests import ABTests
     from stoker.rollout.operations import ModelRollouts
 
-    state, test, found = ModelRollouts(models, model).test_result()
+    state, test, found = ABTests(ModelRollouts(models, model)).result()
     if as_json:
         typer.echo(json.dumps(found.to_json(state, test), indent=2))
         return

@@ -135,6 +135,10 @@ def start(
             help="Gets each change as a message in Slack's form. env:NAME: the server's variable.",
         ),
     ] = None,
+    load_limit: Annotated[
+        str,
+        typer.Option("--load-limit", help="A version that takes longer to load is rolled back."),
+    ] = "10m",
     inconclusive_limit: Annotated[
         str,
         typer.Option("--inconclusive-limit", help="A gate without an answer for this long pauses."),
@@ -163,7 +167,7 @@ def start(
     """
     from stoker.app.import_tensorflow import import_tensorflow
     from stoker.core.durations import seconds_of
-    from stoker.rollout.state.state import RolloutSettings
+    from stoker.rollout.state.settings import RolloutSettings
     from stoker.rollout.state.user_gates import read_gates
     from stoker.rollout.state.webhook import parse_webhook
 
@@ -180,6 +184,7 @@ def start(
         dry_run=tuple(dry_run or ()),
         keep_previous_s=seconds_of(keep_previous, name="--keep-previous"),
         servers=tuple(server or ()),
+        load_limit_s=seconds_of(load_limit, name="--load-limit"),
         inconclusive_limit_s=seconds_of(inconclusive_limit, name="--inconclusive-limit"),
         strict=strict,
         user_gates=() if gates is None else read_gates(gates),
