@@ -30,7 +30,8 @@ from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.changes import advance, promote_fully
-from stoker.rollout.state.state import RolloutSettings, RolloutState
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import RolloutState
 
 MODEL = "m"
 AT_ONCE = 8

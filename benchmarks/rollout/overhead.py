@@ -38,7 +38,8 @@ from stoker.rollout.routing.router import RolloutRouter
 from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.changes import advance, start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import FOLDER, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER
 from stoker.serve.routing import Served
 
 ROOT = Path(__file__).resolve().parents[2]

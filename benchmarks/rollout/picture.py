@@ -24,7 +24,8 @@ from stoker.pages.html import Html, element
 from stoker.pages.plot import Axis, line_plot, picture_file
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
-from stoker.rollout.state.state import Phase, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import Phase
 
 MODEL, OUT = "taxi", Path(__file__).resolve().parents[2] / "docs" / "rollout.svg"
 PER_S, LIMIT_S, AROUND_S = 60.0, 180.0, 8.0

@@ -22,7 +22,8 @@ from planted_models import HEALTHY, OPERATIONS, Planted, export
 from stoker.registry.repository import Repository
 from stoker.rollout.operations import ModelRollouts
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import FOLDER, Phase, RolloutSettings, RolloutState, state_of
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER, Phase, RolloutState, state_of
 
 START_S = 180.0
 """Longest until a server listens."""

@@ -36,7 +36,8 @@ from stoker.loadtest.result import LoadResult
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.state.changes import advance, start
 from stoker.rollout.state.files import StateFiles
-from stoker.rollout.state.state import FOLDER, RolloutSettings
+from stoker.rollout.state.settings import RolloutSettings
+from stoker.rollout.state.state import FOLDER
 
 ROOT = Path(__file__).resolve().parents[2]
 

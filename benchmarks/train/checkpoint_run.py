@@ -20,7 +20,8 @@ import models
 import ours
 
 from stoker.train.config import CheckpointConfig
-from stoker.train.context.run_context import Preemption, Progress
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import Progress
 from stoker.train.setup.build_model import prepare_process
 
 TASK = models.Task(body=models.dense(4096, 4096), shape=(784,), batch_size=64)

@@ -17,7 +17,8 @@ from stoker.telemetry.writers import Everywhere, MetricWriter
 from stoker.telemetry.writers.append_only import JsonLines
 from stoker.train.config import CheckpointConfig, ReductionDtype, ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.run_context import Preemption, Progress, RunContext
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import Progress, RunContext
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model
 from stoker.train.setup.strategy import Distribution, one_device

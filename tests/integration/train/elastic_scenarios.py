@@ -26,7 +26,8 @@ from stoker.data.dataset import load_dataset
 from stoker.data.features.preprocessing.transform import load_transform
 from stoker.train.config import TrainConfig
 from stoker.train.context import utilization
-from stoker.train.context.run_context import Preemption, Progress
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import Progress
 from stoker.train.elastic import ElasticConfig
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import build_model, prepare_process

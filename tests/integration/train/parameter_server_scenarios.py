@@ -35,7 +35,8 @@ from stoker.telemetry.writers.append_only import JsonLines
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.run_context import Preemption, Progress, RunContext
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import Progress, RunContext
 from stoker.train.parameter_server.cluster import ClusterConnection, connect
 from stoker.train.parameter_server.loop import fit_parameter_server
 from stoker.train.parameter_server.worker import WorkerModel, open_inbox

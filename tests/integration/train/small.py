@@ -16,7 +16,8 @@ from stoker.data.dataset import Dataset, Shard, write_manifest
 from stoker.telemetry.writers import Everywhere
 from stoker.train.config import ResolvedTraining
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.run_context import Preemption, RunContext
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import RunContext
 
 ROWS = {"train": 210, "eval": 90}
 

@@ -29,7 +29,8 @@ from stoker.telemetry.writers import Everywhere
 from stoker.train.config import ResolvedTraining, StrategyName, TrainConfig
 from stoker.train.context import utilization
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.run_context import Preemption, Progress, RunContext
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import Progress, RunContext
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import Distribution, make_distribution

@@ -21,7 +21,8 @@ from stoker.data.dataset import Dataset
 from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.checkpoints.store import newest_good
 from stoker.train.config import TrainConfig
-from stoker.train.context.run_context import Preemption, Progress, TrainResult
+from stoker.train.context.preemption import Preemption
+from stoker.train.context.run_context import Progress, TrainResult
 from stoker.train.loop.loop import fit
 from stoker.train.setup.build_model import BuiltModel, build_model, prepare_process
 from stoker.train.setup.strategy import one_device

@@ -55,14 +55,8 @@ from stoker.train.checkpoints.identity import Identity
 from stoker.train.checkpoints.store import STATE, best
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import process_heartbeat
-from stoker.train.context.run_context import (
-    BackgroundCall,
-    Preemption,
-    Progress,
-    RunContext,
-    TrainResult,
-    listen_for_preemption,
-)
+from stoker.train.context.preemption import Preemption, listen_for_preemption
+from stoker.train.context.run_context import BackgroundCall, Progress, RunContext, TrainResult
 from stoker.train.loop.loop import fit
 from stoker.train.parameter_server.cluster import ClusterConnection
 from stoker.train.parameter_server.loop import fit_parameter_server

@@ -329,7 +329,8 @@ class Session:
     def _run_context(self, writer: _Losses) -> RunContext:
         from stoker.app.training.setup import service_of
         from stoker.train.context.heartbeat import process_heartbeat
-        from stoker.train.context.run_context import Preemption, RunContext
+        from stoker.train.context.preemption import Preemption
+        from stoker.train.context.run_context import RunContext
 
         _, resolved, _ = self._begin()
         return RunContext(

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import signal
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import keras
-import tensorflow as tf
 
-from stoker.core.errors import Plain, Preempted
-from stoker.core.incarnation import VARIABLE
-from stoker.core.signals import ASKING, end_at_once, heard
 from stoker.data.sources.config import ServiceConfig
 from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.writers import MetricWriter
@@ -24,89 +17,12 @@ from stoker.train.checkpoints.identity import Identity
 from stoker.train.config import ResolvedTraining, TrainConfig
 from stoker.train.context.heartbeat import Heartbeat
 from stoker.train.context.local_step import LocalStepTime
+from stoker.train.context.preemption import Preemption
 from stoker.train.context.utilization import BusyReport
 from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.feeds import Feeds
 from stoker.train.setup.strategy import Distribution
 from stoker.train.watch.watch import Watch
-
-
-class Preemption:
-    """Requests to stop this process, and the variable through which the compiled step sees them."""
-
-    def __init__(self) -> None:
-        with tf.device("CPU:0"):
-            self.signals = tf.Variable(tf.constant([0, 0]), trainable=False, name="signals")
-        """[stop requested, checkpoint due after this call], read by the compiled step."""
-        self.requested = False
-        self.has_work = False
-        """Whether there is unsaved work; without any, a signal ends the process immediately."""
-        self._interrupted = 0
-        self._saves = False
-
-    def request(self) -> None:
-        """Request a stop after the current step."""
-        self.requested = True
-        with suppress(tf.errors.OpError):
-            self.signals[0].assign(1)
-
-    def save_after_call(self, wanted: bool) -> None:
-        """Tell all workers whether a checkpoint is due after this call."""
-        # Assigning is a TensorFlow call of its own.
-        if wanted != self._saves:
-            self.signals[1].assign(int(wanted))
-            self._saves = wanted
-
-    def on_signal(self, number: signal.Signals) -> None:
-        """Handle a signal: the first one requests a stop, the second one ends the process.
-
-        In a job all are one request: Slurm sends TERM to every process of a worker, and so does each of them to its
-        child. A scheduler that does not want to wait kills.
-        """
-        if self.requested and VARIABLE in os.environ:
-            return
-        if number != signal.SIGINT and (self.requested or not self.has_work):
-            end_at_once(number)
-        self.request()
-
-    def on_interrupt(self, number: int) -> None:
-        """Handle a signal in the main thread; Ctrl-C may come from a notebook.
-
-        Raises:
-            KeyboardInterrupt: There is nothing to save, or it is the second Ctrl-C.
-        """
-        if number != signal.SIGINT:
-            return
-        self._interrupted += 1
-        if self._interrupted > 1 or not self.has_work:
-            raise KeyboardInterrupt
-
-    def end_error(self, *, step: int, steps: int) -> Preempted | KeyboardInterrupt:
-        """Return the exception to raise once everything is saved.
-
-        Args:
-            step: Steps done.
-            steps: Steps in all.
-        """
-        if self._interrupted:
-            return KeyboardInterrupt()
-        return Preempted(
-            "training was stopped by a signal",
-            got=Plain(f"a signal after step {step} of {steps}"),
-            fix="Everything is saved: run the same command again to continue.",
-        )
-
-
-@contextmanager
-def listen_for_preemption() -> Iterator[Preemption]:
-    """Yield a `Preemption` that SIGTERM, SIGUSR1, SIGHUP and Ctrl-C trigger.
-
-    Outside the main thread, signals are ignored.
-    """
-    preemption = Preemption()
-    with heard([*ASKING, signal.SIGINT], preemption.on_signal, handler=preemption.on_interrupt):
-        yield preemption
-
 
 T = TypeVar("T")
 
