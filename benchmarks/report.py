@@ -186,10 +186,10 @@ a ratio compares runs next to each other. A ratio above 1 means that Stoker is f
 target; [all figures](../benchmarks/results/figures.md) lists every one with its method.
 """
 
-MOST_ROWS = 16
+MAX_ROWS = 16
 """A table with more figures is a matrix: one row per setting, one column per contestant."""
 
-MOST_BARS = 30
+MAX_BARS = 30
 """A plot with more ratios shows only those with a target."""
 
 ROW_PX, LABEL_PX, BAR_PX, FONT_PX = 22, 430, 300, 12
@@ -289,7 +289,7 @@ def full_table(figures: Sequence[Figure]) -> str:
 def short_table(figures: Sequence[Figure]) -> str:
     """The figures with a target, or all if none has one."""
     shown = [f for f in figures if f["target"] is not None] or list(figures)
-    if len(shown) > MOST_ROWS:
+    if len(shown) > MAX_ROWS:
         return _matrix(shown)
     lines = ["| figure | value | target | holds |", "|---|---|---|---|"]
     lines += [f"| {f['name']} | {_value(f)} | {_target(f)} | {_holds(f)} |" for f in shown]
@@ -364,7 +364,7 @@ def section(area: Area) -> str:
     figures = [figure for name in area.results for figure in _figures(name)]
     points = [f for f in figures if "at" in f]
     ratios = [f for f in figures if f["unit"].startswith("x")]
-    if len(ratios) > MOST_BARS:
+    if len(ratios) > MAX_BARS:
         ratios = [f for f in ratios if f["target"] is not None]
     picture = area.picture
     if not picture and (points or len(ratios) > 1):

@@ -9,13 +9,13 @@ from sizes import Sizes
 
 UNTIL = "BENCH_UNTIL"
 """Environment variable with a time (time.time): training ends with the first epoch that ends after
-it, but not before `LEAST_EPOCHS`."""
+it, but not before `MIN_EPOCHS`."""
 
-LEAST_EPOCHS = 5
+MIN_EPOCHS = 5
 """Least number of epochs, however slow: an epoch may be one call, the first call is left out of a
 rate, and the first three have costs that others have not (`goodput.ONE_TIME_EPOCHS`)."""
 
-LEAST_TEXT_EPOCHS = 3
+MIN_TEXT_EPOCHS = 3
 """The same for texts, which have two calls an epoch, and of which only the rate is measured."""
 
 IMAGES_YAML = """\
@@ -177,7 +177,7 @@ def images(folder: Path, source: Path, sizes: Sizes) -> Path:
     code = (
         IMAGES_PY.replace("{network}", sizes.network)
         .replace("{until}", UNTIL)
-        .replace("{least}", str(LEAST_EPOCHS))
+        .replace("{least}", str(MIN_EPOCHS))
     )
     return _write(folder, text, code)
 
@@ -191,7 +191,7 @@ def texts(folder: Path, sizes: Sizes) -> Path:
     code = (
         TEXTS_PY.replace("{numbers}", str(numbers))
         .replace("{until}", UNTIL)
-        .replace("{least}", str(LEAST_TEXT_EPOCHS))
+        .replace("{least}", str(MIN_TEXT_EPOCHS))
     )
     return _write(folder, TEXTS_YAML, code)
 

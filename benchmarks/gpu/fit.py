@@ -24,7 +24,7 @@ import tensorflow as tf
 SCALE, RATIO = (0.08, 1.0), (3 / 4, 4 / 3)
 """Of a random resized crop: share of the image's area, and width over height."""
 
-LEAST_STEPS = 12
+MIN_STEPS = 12
 """Least number of steps in a training, however slow: fewer give no rate."""
 
 ENDLESS = 1_000_000
@@ -84,7 +84,7 @@ class Clock(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no typ
             self._until_s = min(self._until_s, now + self._after_s)
         line = {"at": now, "samples": (batch + 1) * self._batch}
         self._stream.write(json.dumps(line) + "\n")
-        if now > self._until_s and batch >= LEAST_STEPS:
+        if now > self._until_s and batch >= MIN_STEPS:
             # Reading a metric waits for the device, so the counted steps are computed.
             float(logs["loss"])
             self._stream.write(json.dumps(line | {"at": time.time(), "end": True}) + "\n")

@@ -53,7 +53,7 @@ AT_ONCE = 10
 PREPARE_S = 100.0
 """Longest time for making the data, seconds."""
 
-LEAST_SHARE = 0.6
+MIN_SHARE = 0.6
 """A part does not start with less than this share of its time limit left."""
 
 TAIL_LINES = 60
@@ -117,7 +117,7 @@ def bench(given: argparse.Namespace) -> int:
         left_s = budget_s - (time.monotonic() - began_s)
         longest_s = PREPARE_S if part == "prepare" else limit_of(part)
         limit_s = min(longest_s * slower, left_s)
-        if limit_s < LEAST_SHARE * longest_s * slower:
+        if limit_s < MIN_SHARE * longest_s * slower:
             out.write(f"not run    {part}: {left_s:.0f} s are left; ONLY={part} runs it alone")
             failed = True
             continue

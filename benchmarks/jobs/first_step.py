@@ -16,7 +16,7 @@ from tests.slurm_training import TRAINED_S, Training, write_experiment
 
 from stoker.cluster.resolver import held_ports
 
-MOST_S = 3.0
+MAX_S = 3.0
 WORKERS = 2
 
 BY_HAND = """\
@@ -59,7 +59,7 @@ def _figures(jobs: list[float], hands: list[float]) -> list[Figure]:
             "from submit to the first step, longer than by hand",
             statistics.median(more),
             "s",
-            at_most=MOST_S,
+            at_most=MAX_S,
             peer="srun by hand",
             how=f"median of the differences of {how}; {spread(more)} s",
         ),

@@ -28,7 +28,7 @@ from stoker.jobs.providers.slurm.settings import SlurmTarget
 from stoker.jobs.submission import submit
 from stoker.jobs.targets import Target
 
-TARGET, MOST_LIST_S, ROUNDS = "cluster", 2.0, 5
+TARGET, MAX_LIST_S, ROUNDS = "cluster", 2.0, 5
 
 NAME = "many-"
 """Begins the names of these jobs; those of another part are in the queue, too."""
@@ -131,7 +131,7 @@ def _list(cluster: Cluster, folder: Path, jobs: Sequence[Job]) -> list[Figure]:
                 f"{len(jobs):,} jobs listed, {kind} time",
                 statistics.median(values),
                 "s",
-                at_most=MOST_LIST_S,
+                at_most=MAX_LIST_S,
                 how=f"median of {how}; {spread(values)} s",
             )
         )

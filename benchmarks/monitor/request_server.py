@@ -20,7 +20,7 @@ from stoker.serve.runtime import busy_poll
 WINDOW_S = 5.0
 """Shortest window of skew, seconds: its end is part of what is measured, 60 times as often as by default."""
 
-LEAST_ROWS = 20
+MIN_ROWS = 20
 """One connection brings ten sampled rows a second."""
 
 
@@ -28,7 +28,7 @@ def main() -> None:
     """Serve until standard input ends."""
     busy_poll.BUSY_POLL_S = 0.0  # it would count as CPU time of the requests
     queue.QUICK_S = 10.0
-    prediction_quality.LEAST_ROWS = LEAST_ROWS
+    prediction_quality.MIN_ROWS = MIN_ROWS
     port, root = int(sys.argv[1]), Path(sys.argv[2])
     config = ServeConfig(
         root=root, rest_port=port, grpc_port=0, lame_duck_s=0.0, skew_window_s=WINDOW_S

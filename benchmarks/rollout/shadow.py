@@ -45,8 +45,8 @@ SETTINGS = RolloutSettings(stages="shadow:1000h,100", max_shift=1.0, alpha=1e-9)
 VERSIONS = {"alone": (1,), "copied": (1, 2)}
 """Model -> its versions; two have a rollout."""
 
-MOST_PERCENT = 10.0
-MOST_LATE = 0.2
+MAX_PERCENT = 10.0
+MAX_LATE = 0.2
 """Share of the windows in which the generator may be behind its schedule; beyond it nothing was measured."""
 
 CONNECTIONS = 8
@@ -160,13 +160,13 @@ def p99s(bench: Bench, *, seconds: float, rounds: int) -> list[Figure]:
         100.0 * (copied / alone - 1.0)
         for copied, alone in zip(p99_ms["copied"], p99_ms["alone"], strict=True)
     ]
-    is_void = late > MOST_LATE * 2 * rounds
+    is_void = late > MAX_LATE * 2 * rounds
     return [
         figure(
             "p99 of the version that answers, under shadow traffic",
             statistics.median(ratios),
             "%",
-            at_most=None if is_void else MOST_PERCENT,
+            at_most=None if is_void else MAX_PERCENT,
             how=f"{'VOID, the machine is busy: ' if is_void else ''}more than without copies: median of {rounds} pairs of windows ({spread(ratios)} %), open loop at "
             f"{capacity / 2.0:.0f} requests a second, half of the closed loop's; {more.get('different', 0.0):.0f} different, {more.get('bad', 0.0):.0f} bad; "
             f"{late} of {2 * rounds} windows behind their schedule",

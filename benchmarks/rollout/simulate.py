@@ -17,14 +17,14 @@ GATES = 4
 SHARES = (0.01, 0.1, 0.5)
 RATES = (0.0001, 0.001, 0.01)
 FAULTS = (0.01, 0.02, 0.05, 0.1, 0.5, 1.0)
-MOST = 20_000_000
+MAX = 20_000_000
 """Requests after which a run counts as not found."""
 
 
 def requests_needed(
     share: float, baseline: float, candidate: float, random: np.random.Generator
 ) -> NDArray[np.float64]:
-    """[RUNS] requests of both versions until the evidence reaches the threshold; inf: not within `MOST`."""
+    """[RUNS] requests of both versions until the evidence reaches the threshold; inf: not within `MAX`."""
     bad = (1.0 - share) * baseline + share * candidate
     of_candidate = share * candidate / bad
     odds = share * ALLOWED_RATIO / (1.0 - share)
@@ -32,7 +32,7 @@ def requests_needed(
     up, down = np.log(worse / fair), np.log((1.0 - worse) / (1.0 - fair))
     count, needed = np.zeros((RUNS, 2)), np.full(RUNS, np.inf)
     requests = np.zeros(RUNS)
-    while (open_ := np.isinf(needed) & (requests < MOST)).any():
+    while (open_ := np.isinf(needed) & (requests < MAX)).any():
         steps = random.geometric(bad, (open_.sum(), 256)).cumsum(1)
         mine = (random.random(steps.shape) < of_candidate).cumsum(1)
         theirs = np.arange(1, 257) - mine

@@ -16,7 +16,7 @@ from contextlib import ExitStack
 import grpc
 
 METHOD = "/tensorflow.serving.PredictionService/Predict"
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 
 
 def cpu_s(process: int) -> float:
@@ -68,9 +68,9 @@ class Rest:
         for each in self.connections:
             each.sendall(drawn(self._requests, self._share))
         for each in self.connections:
-            answer = each.recv(_MOST_BYTES)
+            answer = each.recv(_MAX_BYTES)
             while not _is_whole(answer):
-                answer += each.recv(_MOST_BYTES)
+                answer += each.recv(_MAX_BYTES)
             if not answer.startswith(b"HTTP/1.1 200"):
                 raise RuntimeError(f"not an answer: {answer[:200]!r}")
 

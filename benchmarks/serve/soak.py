@@ -28,7 +28,7 @@ _CYCLE_S = 60.0
 _POLL_S = "0.1"
 """Between two looks at the repository and at the file of models."""
 
-_MOST_PERCENT = 5.0
+_MAX_PERCENT = 5.0
 """More than the first cycle had, at most."""
 
 
@@ -93,7 +93,7 @@ def kept(found: list[int]) -> Figure:
         f"memory after {len(found)} load and unload cycles, relative to the first",
         percent,
         "%",
-        at_most=_MOST_PERCENT,
+        at_most=_MAX_PERCENT,
         how=how,
     )
 

@@ -20,11 +20,11 @@ from pathlib import Path
 from typing import Any
 
 from stoker.scriptprofile import profile_script
-from stoker.tune.compare import PAIRS_LEAST, gain_of
+from stoker.tune.compare import MIN_PAIRS, gain_of
 
 SCRIPT = Path(__file__).resolve().parent / "steps.py"
 
-MOST_PERCENT = 2.0
+MAX_PERCENT = 2.0
 """What the issue allows."""
 
 Turn = tuple[bool, float, float]
@@ -49,7 +49,7 @@ def disturbance(kind: str, *, turns: int, steps: int) -> list[dict[str, Any]]:
 
     Args:
         kind: `fit` or `loop`.
-        turns: With and without the watcher; at least twice `PAIRS_LEAST`, and even.
+        turns: With and without the watcher; at least twice `MIN_PAIRS`, and even.
         steps: Of one turn.
 
     Raises:
@@ -58,8 +58,8 @@ def disturbance(kind: str, *, turns: int, steps: int) -> list[dict[str, Any]]:
     Returns:
         Figures, wall and CPU: the median over pairs of turns of the extra time, percent.
     """
-    if turns < 2 * PAIRS_LEAST or turns % 2:
-        raise ValueError(f"an even number of turns, at least {2 * PAIRS_LEAST}")
+    if turns < 2 * MIN_PAIRS or turns % 2:
+        raise ValueError(f"an even number of turns, at least {2 * MIN_PAIRS}")
     found = taken(kind, turns=turns, steps=steps)
     pairs = [sorted(pair) for pair in zip(found[::2], found[1::2], strict=True)]
     return [
@@ -68,7 +68,7 @@ def disturbance(kind: str, *, turns: int, steps: int) -> list[dict[str, Any]]:
             [(without[column], with_it[column]) for without, with_it in pairs],
             steps=steps,
             # The issue speaks of the step's time.
-            most=MOST_PERCENT if clock == "time" else None,
+            most=MAX_PERCENT if clock == "time" else None,
         )
         for clock, column in (("time", 1), ("CPU time", 2))
     ]

@@ -23,7 +23,7 @@ PLAIN_EVERY_S = 10.0
 PLAIN_EVERY_SHARE = 0.1
 """Share of the stage after which a line is printed earlier."""
 
-PLAIN_LEAST_S = 1.0
+MIN_PLAIN_S = 1.0
 """Minimum interval of progress lines, seconds."""
 
 
@@ -105,7 +105,7 @@ class ConsoleListener:
     def _is_due(self, share: float) -> bool:
         passed_s = time.monotonic() - self._logged_s
         further = abs(share - self._logged_share) >= PLAIN_EVERY_SHARE
-        return passed_s > PLAIN_EVERY_S or (further and passed_s > PLAIN_LEAST_S)
+        return passed_s > PLAIN_EVERY_S or (further and passed_s > MIN_PLAIN_S)
 
     def stage_ended(self, outcome: StageOutcome) -> None:
         """Replace the bar by a line."""

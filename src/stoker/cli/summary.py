@@ -173,12 +173,12 @@ def _mfu(train: TrainingResult) -> str:
 def _device_time(found: Mapping[str, Any], finding: Mapping[str, Any] | None) -> str:
     """Return the kernel classes, the largest first, and the finding about them."""
     shares = sorted(found["shares"].items(), key=lambda each: -each[1])
-    parts = [f"{LABELS[name]} {share:.0%}" for name, share in shares if share >= LEAST_SHOWN]
+    parts = [f"{LABELS[name]} {share:.0%}" for name, share in shares if share >= MIN_SHOWN]
     of_cpu = " (operations of the CPU)" if found["of_cpu"] else ""
     return ", ".join(parts) + of_cpu + ("" if finding is None else f". {finding['text']}")
 
 
-LEAST_SHOWN = 0.005
+MIN_SHOWN = 0.005
 """Classes with a smaller share of the device time are left out."""
 
 

@@ -40,10 +40,10 @@ from stoker.core.fingerprint import fingerprint
 
 _LOG = logging.getLogger("stoker")
 
-MOST_BYTES = 2 << 30
+MAX_BYTES = 2 << 30
 """Largest size of all keys together; the least recently used files are removed first."""
 
-LEAST_FREE_BYTES = 256 << 20
+MIN_FREE_BYTES = 256 << 20
 """With less free space no cache is used: TensorFlow fails a step whose program it cannot write."""
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
@@ -96,7 +96,7 @@ class CompileCache:
         _sweep_memory()
         with _alone(root / "lock"):
             _sweep(root)
-            if shutil.disk_usage(root).free < LEAST_FREE_BYTES:
+            if shutil.disk_usage(root).free < MIN_FREE_BYTES:
                 raise OSError(errno.ENOSPC, "little space is left")
             self._work = Path(tempfile.mkdtemp(prefix="work-", dir=self._home))
             # This process and its forks hold the lock; the kernel frees it when the last one ends.
@@ -105,7 +105,7 @@ class CompileCache:
             try:
                 write_json(self._home / "key.json", dict(key))
                 held = self._hold()
-                _shrink(root, MOST_BYTES)
+                _shrink(root, MAX_BYTES)
             except BaseException:
                 self._end()
                 raise
@@ -134,7 +134,7 @@ class CompileCache:
             added = self._durable()
             with _alone(self._root / "lock"):
                 self._publish(added)
-                _shrink(self._root, MOST_BYTES)
+                _shrink(self._root, MAX_BYTES)
         except (OSError, UserError) as error:
             _LOG.info("compiled programs are not kept: %s", error)
 

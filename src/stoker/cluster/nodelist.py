@@ -6,7 +6,7 @@ import re
 
 from stoker.core.errors import ConfigError, Plain
 
-MOST_NODES = 1 << 16
+MAX_NODES = 1 << 16
 """Most names of one list; Slurm's own limit is the same."""
 
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
@@ -30,7 +30,7 @@ def expand_nodelist(text: str) -> tuple[str, ...]:
     names: list[str] = []
     for part in parts:
         names += _expand(part, text)
-        if len(names) > MOST_NODES:
+        if len(names) > MAX_NODES:
             raise _malformed(text)
     return tuple(names)
 
@@ -41,7 +41,7 @@ def _expand(part: str, text: str) -> list[str]:
     # Text and insides of brackets alternate.
     for inside, after in zip(literals[1::2], literals[2::2], strict=True):
         numbers = [number for each in inside.split(",") for number in _numbers(each, text)]
-        if len(names) * len(numbers) > MOST_NODES:
+        if len(names) * len(numbers) > MAX_NODES:
             raise _malformed(text)
         names = [f"{name}{number}{after}" for name in names for number in numbers]
     return names
@@ -52,7 +52,7 @@ def _numbers(text: str, whole: str) -> list[str]:
     if match is None:
         raise _malformed(whole)
     first, last = match[1], match[2] or match[1]
-    if not int(first) <= int(last) <= int(first) + MOST_NODES:
+    if not int(first) <= int(last) <= int(first) + MAX_NODES:
         raise _malformed(whole)
     return [f"{number:0{len(first)}d}" for number in range(int(first), int(last) + 1)]
 

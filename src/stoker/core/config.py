@@ -23,14 +23,14 @@ from stoker.core.suggestions import nearest as nearest  # noqa: PLC0414 - export
 ConfigType = TypeVar("ConfigType")
 
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Largest YAML file: 20,000 columns in `data.types`."""
 
-MOST_VALUES = 100_000
+MAX_VALUES = 100_000
 """Most values of a YAML text, including those that aliases and merges repeat. PyYAML takes 5 s for so
 many."""
 
-MOST_LEVELS = 100
+MAX_LEVELS = 100
 """Deepest nesting, including what aliases repeat. PyYAML's time grows with its square."""
 
 _OCTAL = re.compile(r"[-+]?0[0-7_]*[1-7][0-7_]*")
@@ -116,10 +116,10 @@ def _refused(problem: str, mark: yaml.Mark) -> yaml.MarkedYAMLError:
 
 
 def _require_few(values: int, levels: int, mark: yaml.Mark) -> None:
-    if values > MOST_VALUES:
-        raise _refused(f"more than {MOST_VALUES:,} values, with all that aliases repeat", mark)
-    if levels > MOST_LEVELS:
-        raise _refused(f"more than {MOST_LEVELS} values inside each other", mark)
+    if values > MAX_VALUES:
+        raise _refused(f"more than {MAX_VALUES:,} values, with all that aliases repeat", mark)
+    if levels > MAX_LEVELS:
+        raise _refused(f"more than {MAX_LEVELS} values inside each other", mark)
 
 
 def read_yaml(path: Path) -> dict[str, Any]:
@@ -130,7 +130,7 @@ def read_yaml(path: Path) -> dict[str, Any]:
     """
     try:
         with path.open("rb") as stream:
-            raw = stream.read(MOST_BYTES + 1)
+            raw = stream.read(MAX_BYTES + 1)
         text = raw.decode()
     except OSError as error:
         raise ConfigError(
@@ -143,9 +143,9 @@ def read_yaml(path: Path) -> dict[str, Any]:
         raise ConfigError(
             f"{path} must be UTF-8 text (line {line})", got=raw[error.start : error.end]
         ) from None
-    if len(raw) > MOST_BYTES:
+    if len(raw) > MAX_BYTES:
         raise ConfigError(
-            f"{path} must be at most {MOST_BYTES >> 20} MiB", got=Plain("a larger file")
+            f"{path} must be at most {MAX_BYTES >> 20} MiB", got=Plain("a larger file")
         )
     value = parse_yaml(text, str(path))
     if not isinstance(value, dict):

@@ -67,7 +67,7 @@ _LOOKED_AT = 100
 _NEXT_TO_VERSIONS = "aliases.json"
 """File that may be next to the versions of a model."""
 
-MOST_FILES = 100_000
+MAX_FILES = 100_000
 """Limit of files and folders in an experiment's folder that are observed; the state of each is kept."""
 
 
@@ -160,7 +160,7 @@ class Place:
 
 
 def walk(
-    folder: Path, *, is_ignored: Ignored, outputs: Collection[Path] = (), most: int = MOST_FILES
+    folder: Path, *, is_ignored: Ignored, outputs: Collection[Path] = (), most: int = MAX_FILES
 ) -> Iterator[Place]:
     """Yield a folder and the folders below it, without ignored ones. No file is opened.
 
@@ -269,7 +269,7 @@ def is_time_mark(mark: str) -> bool:
     return " bytes, " in mark
 
 
-MOST_OWN = 1_000
+MAX_OWN = 1_000
 """If a run creates more names than this in a folder, the folder's listing does not count."""
 
 
@@ -389,7 +389,7 @@ class Listings:
             len(self._own.get(name, ())),
             0 if name in self._with_reads else len(self._appeared.get(name, ())),
         )
-        return self.is_folder(name) and most <= MOST_OWN
+        return self.is_folder(name) and most <= MAX_OWN
 
     def marks(self, *, own: Collection[str]) -> dict[str, str]:
         """Listed folder -> mark of its names at the start of the run, without the run's own names."""
@@ -406,7 +406,7 @@ class Listings:
 def _add(names: dict[str, set[str]], name: str) -> bool:
     """Add a name under its folder, up to the limit. True if it was added."""
     there = names.setdefault(parent_of(name), set())
-    if name in there or len(there) > MOST_OWN:
+    if name in there or len(there) > MAX_OWN:
         return False
     there.add(name)
     return True

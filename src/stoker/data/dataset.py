@@ -271,7 +271,7 @@ def verify_once(root: Path, shard: Shard) -> None:
         return
     status = _status(path) if path.is_file() else None
     verify_shard(root, shard)
-    if len(_verified) >= _MOST_VERIFIED:
+    if len(_verified) >= _MAX_VERIFIED:
         _verified.clear()
     _verified.add((status, shard.sha256))
 
@@ -279,7 +279,7 @@ def verify_once(root: Path, shard: Shard) -> None:
 _verified: set[tuple[tuple[object, ...] | None, str]] = set()
 """Status and hash of files that passed `verify_once`."""
 
-_MOST_VERIFIED = 100_000
+_MAX_VERIFIED = 100_000
 """Most files that are remembered."""
 
 

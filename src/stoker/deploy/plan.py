@@ -34,7 +34,7 @@ _IMAGE = re.compile(
 _IMAGE_CHARS = 255
 """Most characters of an image's name, by the same source."""
 
-_MOST = 100_000
+_MAX = 100_000
 """Most replicas and waiting requests; more is a typing error, and Kubernetes takes 32 bits."""
 
 _LONGEST_JOB = 63
@@ -89,9 +89,9 @@ class Plan:
 
     def __post_init__(self) -> None:
         """Check what the manifests cannot express or would misread."""
-        if not 1 <= self.replicas <= self.max_replicas <= _MOST:
+        if not 1 <= self.replicas <= self.max_replicas <= _MAX:
             raise ConfigError(
-                f"there must be at least 1 replica, no more than --max-replicas, and at most {_MOST}",
+                f"there must be at least 1 replica, no more than --max-replicas, and at most {_MAX}",
                 got=Plain(f"{self.replicas} to {self.max_replicas}"),
             )
         for name, value, pattern, example in (
@@ -128,8 +128,8 @@ class Plan:
             raise ConfigError("--cpu of Compose must be in cores, like 0.5", got=self.cpu)
 
     def _check_queue_target(self, target: int) -> None:
-        if not 1 <= target <= _MOST:
-            raise ConfigError(f"--queue-target must be from 1 to {_MOST}", got=target)
+        if not 1 <= target <= _MAX:
+            raise ConfigError(f"--queue-target must be from 1 to {_MAX}", got=target)
         if (self.target, self.server) != ("kubernetes", "stoker"):
             raise ConfigError(
                 "--queue-target is for --target kubernetes and --server stoker, which counts its queue",

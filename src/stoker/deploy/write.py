@@ -18,7 +18,7 @@ from stoker.deploy.shared import ROOT
 
 _OBJECTS = ("deployment", "service", "autoscaler", "disruption", "network")
 
-_LEAST_GIB, _VERSIONS = 10, 10
+_MIN_GIB, _VERSIONS = 10, 10
 """Size of a shared volume: room for this many versions, and at least this many GiB."""
 
 _LIMITS = {
@@ -205,7 +205,7 @@ def _shared_values(plan: Plan) -> dict[str, str]:
     return (
         names
         | plan.shared.values
-        | {"capacity_gib": str(max(_LEAST_GIB, _VERSIONS * _size(plan.source) >> 30))}
+        | {"capacity_gib": str(max(_MIN_GIB, _VERSIONS * _size(plan.source) >> 30))}
         | {
             "shared_volume": f"\n  - {{name: models, persistentVolumeClaim: {claim}}}",
             "shared_mount": f"\n  - {{name: models, mountPath: {ROOT}}}",

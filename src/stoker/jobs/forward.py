@@ -18,7 +18,7 @@ LOOPBACK = "127.0.0.1"
 BLOCK_BYTES = 1 << 16
 """Most bytes that are copied at a time."""
 
-MOST_PORT = 65535
+MAX_PORT = 65535
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,8 +42,8 @@ def parse_ports(text: str) -> PortPair:
     if not all(each.isascii() and each.isdecimal() and len(each) <= 5 for each in numbers):
         raise ConfigError("a port is [LOCAL:]REMOTE", got=text, fix="E.g. 9100, or 8080:9100.")
     pair = PortPair(local=int(numbers[0]), remote=int(remote))
-    if not (0 <= pair.local <= MOST_PORT and 1 <= pair.remote <= MOST_PORT):
-        raise ConfigError(f"a port is a number from 1 to {MOST_PORT}; LOCAL may be 0", got=text)
+    if not (0 <= pair.local <= MAX_PORT and 1 <= pair.remote <= MAX_PORT):
+        raise ConfigError(f"a port is a number from 1 to {MAX_PORT}; LOCAL may be 0", got=text)
     return pair
 
 

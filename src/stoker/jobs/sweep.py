@@ -28,7 +28,7 @@ FILE = "sweep.json"
 INFIX = "-sweep-"
 """Between the experiment's name and the hash in a sweep's ID."""
 
-MOST_ELEMENTS = 1000
+MAX_ELEMENTS = 1000
 """Most elements; Slurm's `MaxArraySize` is 1001 by default."""
 
 _PAIRS = {"[": "]", "{": "}", "(": ")", '"': '"', "'": "'"}
@@ -90,9 +90,9 @@ def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
     count = 1
     for each in pairs:
         count *= len(each)
-    if count > MOST_ELEMENTS:
+    if count > MAX_ELEMENTS:
         raise ConfigError(
-            f"a sweep must have at most {MOST_ELEMENTS} combinations",
+            f"a sweep must have at most {MAX_ELEMENTS} combinations",
             got=count,
             fix="Leave out some values, or submit it in parts.",
         )

@@ -15,7 +15,7 @@ from stoker.pages.plot import Axis, line_plot, picture_file
 _UNITS_PER_S = 10_000_000
 """Latencies are recorded in tenths of a microsecond; fast loopback servers answer in about 10 us."""
 
-_MOST_S = 2 * 3600.0
+_MAX_S = 2 * 3600.0
 """Largest recorded value: the longest run and the longest wait after it, seconds."""
 
 _DIGITS = 3
@@ -26,13 +26,13 @@ class Latencies:
     """A High Dynamic Range histogram, in seconds."""
 
     def __init__(self) -> None:
-        self._histogram = HdrHistogram(1, int(_MOST_S * _UNITS_PER_S), _DIGITS)
+        self._histogram = HdrHistogram(1, int(_MAX_S * _UNITS_PER_S), _DIGITS)
         self._max_s = 0.0
         self._sum_s = 0.0
 
     def add(self, value_s: float) -> None:
         """Record a value; larger ones count as the largest recorded value."""
-        value_s = min(max(value_s, 0.0), _MOST_S)
+        value_s = min(max(value_s, 0.0), _MAX_S)
         self._histogram.record_value(max(1, int(value_s * _UNITS_PER_S)))
         self._sum_s += value_s
         self._max_s = max(value_s, self._max_s)

@@ -19,7 +19,7 @@ GPU_PLANE, HOST_PLANE, METADATA_PLANE = "/device:GPU:", "/host:CPU", "/host:meta
 STREAM = "Stream #"
 """Prefix of the name of a line that holds a stream's events."""
 
-MOST_EVENTS = 400_000
+MAX_EVENTS = 400_000
 """Approximate limit on events read per device; of a larger trace only the first part is used."""
 
 _RUNS_OTHERS = re.compile(
@@ -150,9 +150,9 @@ def _in_time(lines: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
     """The events of lines; if there are too many, those in the first part of the time."""
     total = sum(len(line.events) for line in lines)
     until_ps = None
-    if total > MOST_EVENTS:
+    if total > MAX_EVENTS:
         begins = [_begin_ps(line, event) for line in lines for event in line.events]
-        until_ps = min(begins) + (max(begins) - min(begins)) * MOST_EVENTS // total
+        until_ps = min(begins) + (max(begins) - min(begins)) * MAX_EVENTS // total
     for line in lines:
         for event in line.events:
             if until_ps is None or _begin_ps(line, event) <= until_ps:

@@ -83,7 +83,7 @@ TOP_OF_CLASS = 2
 
 NO_LAYERS: Mapping[str, str] = {}
 
-MOST_NAME = 120
+MAX_NAME = 120
 """Longest part of a kernel's name that is kept: with template arguments it may have thousands."""
 
 
@@ -260,7 +260,7 @@ _Row = tuple[Kernel, KernelClass, str, float]
 def _kernels(rows: Sequence[_Row], times: Mapping[Kernel, int]) -> tuple[KernelTime, ...]:
     merged: dict[tuple[str, KernelClass, str], list[float]] = {}
     for kernel, kind, layer, share in rows:
-        one = merged.setdefault((kernel.shown[:MOST_NAME], kind, layer), [0.0, 0])
+        one = merged.setdefault((kernel.shown[:MAX_NAME], kind, layer), [0.0, 0])
         one[0] += share
         one[1] += times[kernel]
     found = (

@@ -24,7 +24,7 @@ MUCH_CASTS = 0.05
 MUCH_WAIT = 0.10
 """From this share of the step spent waiting for input, an idle device is explained by that."""
 
-MOST_GAIN = 20.0
+MAX_GAIN = 20.0
 """Largest bound that is reported: the share is not known precisely enough for more."""
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
@@ -140,7 +140,7 @@ def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
         observation=_seen(found, kind, facts),
         why=why,
         change=change,
-        most_gain=min(MOST_GAIN, 1.0 / max(1.0 - removable, 1.0 / MOST_GAIN)),
+        most_gain=min(MAX_GAIN, 1.0 / max(1.0 - removable, 1.0 / MAX_GAIN)),
     )
 
 

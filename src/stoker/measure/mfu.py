@@ -135,7 +135,7 @@ def _traced(target: Any, inputs: Any, batch_size: int) -> Any:
     return tf.function(target).get_concrete_function(specs)
 
 
-LEAST_SHARE = 0.02
+MIN_SHARE = 0.02
 """Share of a model's operations: no separate peak is measured for a kind below it."""
 
 QUICK_S = 0.1
@@ -227,7 +227,7 @@ def _work(flops: ModelFlops) -> dict[Kind, float]:
         "convolutions": flops.in_convolutions,
         "products of matrices": flops.in_products,
     }
-    least = LEAST_SHARE * flops.forward_per_sample
+    least = MIN_SHARE * flops.forward_per_sample
     return {kind: operations for kind, operations in work.items() if operations > least}
 
 

@@ -14,7 +14,7 @@ import tensorflow as tf
 ANY = tf.TensorShape(None)  # type: ignore[arg-type]  # documented, and not in the stubs
 """Shape of a tensor of unknown rank."""
 
-MOST_VALUES = 16
+MAX_VALUES = 16
 """Most whole numbers of a tensor whose value is passed into a function: it is a shape."""
 
 
@@ -38,7 +38,7 @@ def known_of(tensor: Any) -> Known:
     """What a graph knows about one of its tensors."""
     value = None
     size = tensor.shape.num_elements()
-    if tensor.dtype in (tf.int32, tf.int64) and size is not None and size <= MOST_VALUES:
+    if tensor.dtype in (tf.int32, tf.int64) and size is not None and size <= MAX_VALUES:
         value = tf.get_static_value(tensor)
     return Known(dtype=tensor.dtype, shape=tensor.shape, value=value)
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from stoker.core.errors import ConfigError
 from stoker.registry.repository import checked_name
 
-MOST_TIME_SCALE = 60
+MAX_TIME_SCALE = 60
 """Highest time scale: the shortest window, 5 minutes, is then 5 s, which is five scrapes of one second."""
 
 
@@ -74,9 +74,9 @@ class RuleSettings:
     """Age of a run's newest checkpoint that raises an alert, minutes."""
 
     def __post_init__(self) -> None:
-        if not 1.0 <= self.time_scale <= MOST_TIME_SCALE:
+        if not 1.0 <= self.time_scale <= MAX_TIME_SCALE:
             raise ConfigError(
-                f"the time scale must be from 1 to {MOST_TIME_SCALE}",
+                f"the time scale must be from 1 to {MAX_TIME_SCALE}",
                 got=self.time_scale,
                 fix="1 is for production; 60 makes minutes seconds, to see an alert fire.",
             )

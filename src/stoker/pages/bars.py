@@ -24,7 +24,7 @@ LINE_PX = 22
 SERIES = 8
 """Colors of the style, `s0` to `s7`; the last one, light, is for unused time."""
 
-MOST_LABEL = 40
+MAX_LABEL = 40
 """Longest label in characters: what fits next to a value in 390 pixels."""
 
 
@@ -198,7 +198,7 @@ def _track(row: int, label: str, shown: str = "") -> list[Html]:
     """The texts of a row, and the light line behind its bar."""
     top = ROW_PX * row
     # The full text of a long label is shown as a tooltip.
-    short = label if len(label) <= MOST_LABEL else f"{label[: MOST_LABEL - 1]}…"
+    short = label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"
     value = [_text("100%", top + TEXT_PX, shown)] if shown else []
     line = element(
         "rect", x=0, y=top + TEXT_PX + 6, width="100%", height=BAR_PX, rx=2, class_="track"

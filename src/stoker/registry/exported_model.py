@@ -34,7 +34,7 @@ SERVE_TAG = "serve"
 DEFAULT_SIGNATURE = "serving_default"
 """Signature of calls that do not name one."""
 
-LEAST_AXES_OF_IMAGES = 3
+MIN_AXES_OF_IMAGES = 3
 """An array with so many declared axes may feed a convolution, whose kernel (oneDNN) aborts the whole process if there
 are fewer: `Check failed: index >= 0 && index < num_total_dims`. So an array with fewer axes is refused before that."""
 
@@ -390,7 +390,7 @@ def first_line(error: BaseException) -> str:
 def _typed(name: str, spec: TensorSpec, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
     array = _as_strings(name, value) if spec.dtype == "string" else value
     shape = spec.shape
-    lacks_axes = shape is not None and array.ndim < len(shape) >= LEAST_AXES_OF_IMAGES
+    lacks_axes = shape is not None and array.ndim < len(shape) >= MIN_AXES_OF_IMAGES
     if lacks_axes or _name_of_dtype(array) != spec.dtype:
         raise _wrong_kind(name, spec, array)
     return array

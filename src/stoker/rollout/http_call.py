@@ -17,7 +17,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from stoker.core.errors import ConfigError
 from stoker.core.timer import called_after
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Most bytes of an answer that are read."""
 
 _VARIABLE = "env:"
@@ -84,7 +84,7 @@ def send(
     media_type: str = "application/json",
     token: str = "",
     timeout_s: float,
-    most_bytes: int = MOST_BYTES,
+    most_bytes: int = MAX_BYTES,
 ) -> HttpAnswer:
     """Send a request: POST with a body, else GET.
 

@@ -34,7 +34,7 @@ from stoker.rollout.state.state import FOLDER, RolloutState, state_of
 from stoker.rollout.state.user_gates import with_code
 from stoker.rollout.statistics.evidence import BadAnswers, bad_answers_needed
 
-MOST_WHY = 1_000
+MAX_WHY = 1_000
 """Longest reason that is stored, characters."""
 
 Change = Callable[[RolloutState], RolloutState]
@@ -344,7 +344,7 @@ class ModelRollouts:
 
 def _one_line(text: str) -> str:
     """Remove line breaks and control characters from text for the history."""
-    return "".join(each if each.isprintable() else " " for each in text)[:MOST_WHY]
+    return "".join(each if each.isprintable() else " " for each in text)[:MAX_WHY]
 
 
 def operator() -> str:

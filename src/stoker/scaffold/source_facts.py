@@ -35,7 +35,7 @@ LABEL_NAMES = (
 )
 """Usual names of labels in public data sets, the most certain first."""
 
-MOST_CLASSES = 20
+MAX_CLASSES = 20
 """A column of numbers with more distinct values than this is a quantity, not a class."""
 
 ROWS_PER_CLASS = 5
@@ -261,7 +261,7 @@ def _why_impossible(column: ColumnDescription) -> str:
 def _label_of_numbers(
     column: ColumnDescription, config: IngestConfig, *, rows: int, why: str
 ) -> Label:
-    measured = measure_column(config, column.column, most=MOST_CLASSES)
+    measured = measure_column(config, column.column, most=MAX_CLASSES)
     name, values = column.column.name, measured.values
     if not _are_class_ids(values, rows):
         deviation = measured.deviation or 1.0

@@ -25,7 +25,7 @@ EXAMPLES_SEEN = 300_000
 IMAGES_SEEN = 60_000
 """The same for images, which cost about a hundred times as much."""
 
-LEAST_ROWS = 2
+MIN_ROWS = 2
 """Minimum number of records: a single one has no column that varies and could be a label."""
 
 MAX_DROP = 0.02
@@ -166,9 +166,9 @@ def _require_rows(seen: SourceDescription, source: Path | str) -> None:
             got=Plain(f"{seen.bad} records, all unreadable"),
             fix="Save it as UTF-8 text with a header, numbers within 64 bits.",
         )
-    if seen.rows < LEAST_ROWS:
+    if seen.rows < MIN_ROWS:
         raise DataError(
-            f"{source} must hold at least {LEAST_ROWS} records",
+            f"{source} must hold at least {MIN_ROWS} records",
             got=Plain(f"{len(seen.columns)} columns and {'one' if seen.rows else 'no'} record"),
             fix="Check that the file is the right one and complete.",
         )

@@ -24,10 +24,10 @@ from stoker.scriptprofile.observations import (
     to_place,
 )
 
-LEAST_STEPS = 5
+MIN_STEPS = 5
 """With fewer measured steps, no split is computed."""
 
-MOST_BUSY = 1.5
+MAX_BUSY = 1.5
 """A higher U is a measurement error: on one batch, a step can only be faster."""
 
 UNPARTED = "input, Python, Keras"
@@ -40,7 +40,7 @@ OVERLAPPED = "Python, Keras, and the input's work during the step"
 """The part of a step of `fit` that is neither waiting nor the compiled step, if the input uses
 many cores."""
 
-LEAST_COST = 0.5
+MIN_COST = 0.5
 """Ratio of a batch's CPU time to a step's time outside computation, from which on the input is the
 cause."""
 
@@ -135,7 +135,7 @@ class Loop(ABC):
     no_wait: ClassVar[str] = ""
     """Why the wait of a step for its input is unknown."""
 
-    least_steps: ClassVar[int] = LEAST_STEPS
+    least_steps: ClassVar[int] = MIN_STEPS
 
     place: Place
     passes: int
@@ -275,8 +275,8 @@ class Loop(ABC):
             parts=self._with_transfer(parts, of=compiled),
             input_wait=wait,
             python=python,
-            busy=ratio if self.rounds and ratio <= MOST_BUSY else None,
-            no_busy=("" if ratio <= MOST_BUSY else slower) if self.rounds else no_busy,
+            busy=ratio if self.rounds and ratio <= MAX_BUSY else None,
+            no_busy=("" if ratio <= MAX_BUSY else slower) if self.rounds else no_busy,
             no_wait=self.no_wait if wait is None else "",
         )
 
@@ -359,7 +359,7 @@ class FitLoop(Loop):
         if split is None or split.input_wait is not None:
             return super().input_wait()
         share, cost_s = split.input_share(), self._input_cpu_s()
-        if share is None or cost_s < LEAST_COST * share * split.step_s:
+        if share is None or cost_s < MIN_COST * share * split.step_s:
             return None
         text = (
             f"{share:.0%} of the step is not computation, and a batch costs {1e3 * cost_s:.3g} ms of "

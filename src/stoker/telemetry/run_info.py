@@ -10,7 +10,7 @@ from pathlib import Path
 
 from stoker.core.git_repository import git_commit
 
-MOST_CHARS = 128
+MAX_CHARS = 128
 """Longest value of a label."""
 
 
@@ -39,7 +39,7 @@ class RunInfo:
     def labels(self) -> tuple[str, ...]:
         """Return the values of `stoker_run_info`, in the catalogue's order, as valid Unicode."""
         values = (self.run, self.experiment, self.user, self.team, self.cluster, self.git_commit)
-        return tuple(value[:MOST_CHARS].encode(errors="replace").decode() for value in values)
+        return tuple(value[:MAX_CHARS].encode(errors="replace").decode() for value in values)
 
 
 def run_info(run: str, experiment: str, *, folder: Path, environ: Mapping[str, str]) -> RunInfo:

@@ -21,7 +21,7 @@ _log = logging.getLogger(__name__)
 TIMEOUT_S = 10.0
 """A client that sends or reads nothing for this long is disconnected, seconds."""
 
-MOST_CLIENTS = 64
+MAX_CLIENTS = 64
 """Most connections at a time, a thread each; further ones are closed at once."""
 
 
@@ -140,10 +140,10 @@ class _Server(http.server.ThreadingHTTPServer):
     """Limits its threads; a client that disconnects or fails is not logged."""
 
     daemon_threads = True
-    request_queue_size = MOST_CLIENTS
+    request_queue_size = MAX_CLIENTS
 
     def __init__(self, address: tuple[str, int], handler: type[_Handler]) -> None:
-        self._free = threading.BoundedSemaphore(MOST_CLIENTS)
+        self._free = threading.BoundedSemaphore(MAX_CLIENTS)
         super().__init__(address, handler)
 
     def process_request(self, request: Any, client_address: Any) -> None:

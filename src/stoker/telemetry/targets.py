@@ -29,7 +29,7 @@ JOB = "stoker-train"
 
 _META = "__meta_stoker_"
 
-_MOST_BYTES = 1 << 20
+_MAX_BYTES = 1 << 20
 """Largest file that is read, bytes."""
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
@@ -136,9 +136,9 @@ def live_targets(runs: Path, on_bad: Callable[[Path, Exception], None] = _ignore
 def _entries(path: Path) -> list[Any]:
     """Raise ValueError if the file is not a list of JSON."""
     with path.open("rb") as file:
-        text = file.read(_MOST_BYTES + 1)
-    if len(text) > _MOST_BYTES:
-        raise ValueError(f"larger than {_MOST_BYTES} bytes")
+        text = file.read(_MAX_BYTES + 1)
+    if len(text) > _MAX_BYTES:
+        raise ValueError(f"larger than {_MAX_BYTES} bytes")
     groups = json.loads(text)
     if not isinstance(groups, list):
         raise ValueError("not a list")

@@ -140,19 +140,19 @@ Precision = Literal["float32", "mixed_bfloat16", "mixed_float16"]
 ReductionDtype = Literal["float32", "bfloat16", "float16"]
 """Dtype in which gradients are sent; they are kept in float32."""
 
-MOST = 10_000_000
+MAX = 10_000_000
 """Most epochs, rows per batch or steps per call: a larger setting is probably a typo."""
 
-MOST_BYTES = 2**40
+MAX_BYTES = 2**40
 """Most bytes per pack of gradients: a larger setting is probably a typo."""
 
-MOST_THREADS = 1024
+MAX_THREADS = 1024
 """Most threads of one process: a larger setting is probably a typo."""
 
 TEST_SWITCH = "STOKER_XLA_BACKGROUND"
 """Environment variable for tests: try XLA on a CPU too, if at least this many seconds remain."""
 
-MOST_SCALE = 2**24
+MAX_SCALE = 2**24
 """Largest fixed loss scale: a larger setting is probably a typo."""
 
 BFLOAT16_CAPABILITY = (8, 0)
@@ -328,12 +328,12 @@ class TrainConfig:
             ("epochs", "batch_size", "accumulate", "steps_per_call", "replicas"), 1
         ) | {"nan_budget": 0, "max_restarts": 0, "reduction_bytes_per_pack": 0}
         for name, least_value in least.items():
-            most = MOST_BYTES if name == "reduction_bytes_per_pack" else MOST
+            most = MAX_BYTES if name == "reduction_bytes_per_pack" else MAX
             _require_count(name, getattr(self, name), least=least_value, most=most)
         for name in ("intra_op_threads", "inter_op_threads"):
             threads = getattr(self, name)
-            if threads is not None and not 1 <= threads <= MOST_THREADS:
-                raise ConfigError(f"train.{name} must be from 1 to {MOST_THREADS:,}", got=threads)
+            if threads is not None and not 1 <= threads <= MAX_THREADS:
+                raise ConfigError(f"train.{name} must be from 1 to {MAX_THREADS:,}", got=threads)
         _require_metrics(self.metrics_host, self.metrics_port, self.metrics_textfile)
         if not 0 <= self.seed < 2**31:
             raise ConfigError("train.seed must be from 0 to 2**31 - 1", got=self.seed)
@@ -349,9 +349,9 @@ class TrainConfig:
 
 
 def _require_update(config: TrainConfig) -> None:
-    if not isinstance(config.loss_scale, str) and not 1 <= config.loss_scale <= MOST_SCALE:
+    if not isinstance(config.loss_scale, str) and not 1 <= config.loss_scale <= MAX_SCALE:
         raise ConfigError(
-            f"train.loss_scale must be from 1 to {MOST_SCALE:,}",
+            f"train.loss_scale must be from 1 to {MAX_SCALE:,}",
             got=config.loss_scale,
             fix="Set it to dynamic, or to a power of two such as 128.",
         )

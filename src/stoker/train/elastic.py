@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from stoker.cluster.sizes import allowed_sizes
 from stoker.core.errors import ConfigError, Plain
 
-MOST_WORKERS = 1024
+MAX_WORKERS = 1024
 """Most virtual workers: a larger setting is probably a typo, and a step would be that many passes."""
 
 
@@ -28,9 +28,9 @@ class ElasticConfig:
     """Fewest workers. Allowed numbers are the divisors of `max` from `min` on."""
 
     def __post_init__(self) -> None:
-        if not 2 <= self.max <= MOST_WORKERS:
+        if not 2 <= self.max <= MAX_WORKERS:
             raise ConfigError(
-                f"train.elastic.max must be from 2 to {MOST_WORKERS:,}",
+                f"train.elastic.max must be from 2 to {MAX_WORKERS:,}",
                 got=self.max,
                 fix="Remove train.elastic to always train with the same number of workers.",
             )

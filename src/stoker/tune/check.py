@@ -19,7 +19,7 @@ SPEED_SLACK = 0.2
 CHECKS = 3
 """Number of processes that measure on a quiet machine before a promise counts as broken."""
 
-MOST_CHECKS = 6
+MAX_CHECKS = 6
 """Number of processes that measure on a busy machine: it may be quiet for a later one."""
 
 SLOWER_SHARE = 0.05
@@ -101,7 +101,7 @@ def settled(
 
 
 def _is_enough(found: Sequence[Measured]) -> bool:
-    return len(found) >= MOST_CHECKS or sum(each.is_quiet for each in found) >= CHECKS
+    return len(found) >= MAX_CHECKS or sum(each.is_quiet for each in found) >= CHECKS
 
 
 def broken(promised: Mapping[str, float], now: Mapping[str, float]) -> Iterator[str]:

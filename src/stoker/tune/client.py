@@ -13,7 +13,7 @@ from stoker.core.files import remove
 from stoker.data.ingest import IngestConfig
 from stoker.data.user_dataset.config import OwnDatasetConfig
 from stoker.train.config import ResolvedTraining, TrainConfig
-from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, Gain, gain_of
+from stoker.tune.compare import MAX_PAIRS, MIN_PAIRS, Gain, gain_of
 from stoker.tune.levers import ModelFacts, Situation
 from stoker.tune.process import TrialFailed, TrialProcess
 from stoker.tune.profile import Profile, TrialFacts, Windows, is_clear, profile_of
@@ -22,7 +22,7 @@ WINDOW_S = 0.5
 """Length of a window: long compared with a scheduler's slice, short compared with other load."""
 
 MORE_PAIRS = 2
-"""Pairs of windows that are added if the first `PAIRS_LEAST` do not decide."""
+"""Pairs of windows that are added if the first `MIN_PAIRS` do not decide."""
 
 _TIME_FACTOR = 8
 """More pairs are measured if the remaining time is this many times their duration."""
@@ -103,18 +103,18 @@ Turns = tuple[list[Any], list[float | None]]
 
 
 def enough_turns(
-    measure: Callable[[int], Turns], *, left_s: Callable[[], float], most: int = PAIRS_MOST
+    measure: Callable[[int], Turns], *, left_s: Callable[[], float], most: int = MAX_PAIRS
 ) -> Turns:
     """Measure pairs of windows until they show whether the device is busy, or the time is up.
 
     Args:
         measure: Measures a number of pairs.
         left_s: Returns the time that is left for everything, seconds.
-        most: Maximum number of pairs, at least `PAIRS_LEAST`.
+        most: Maximum number of pairs, at least `MIN_PAIRS`.
     """
     began_s = time.monotonic()
-    turns, paces = measure(PAIRS_LEAST)
-    longest_s = (time.monotonic() - began_s) * MORE_PAIRS / PAIRS_LEAST
+    turns, paces = measure(MIN_PAIRS)
+    longest_s = (time.monotonic() - began_s) * MORE_PAIRS / MIN_PAIRS
     while not is_clear(turns) and len(turns) < most and left_s() > _TIME_FACTOR * longest_s:
         began_s = time.monotonic()
         more_turns, more_paces = measure(MORE_PAIRS)
@@ -178,7 +178,7 @@ class TrialClient:
         found = self._ask("turns", seconds=self._limits.window_s, count=count, pace_s=PACE_S)
         return found["turns"], found["paces"]
 
-    def profile(self, *, most_pairs: int = PAIRS_MOST) -> Profile:
+    def profile(self, *, most_pairs: int = MAX_PAIRS) -> Profile:
         """Measure where the time goes, with at most this many pairs of windows."""
         turns, paces = enough_turns(self.turns, left_s=self._limits.left_s, most=most_pairs)
         windows = Windows(
@@ -196,7 +196,7 @@ class TrialClient:
 
     def other_precision(self) -> tuple[str, Gain]:
         """Return another precision, and how much faster the step is in it."""
-        found = self._ask("precision", seconds=self._limits.window_s / 2, count=PAIRS_LEAST)
+        found = self._ask("precision", seconds=self._limits.window_s / 2, count=MIN_PAIRS)
         return found["precision"], gain_of(found["pairs"])
 
     def explain(self) -> dict[str, Any]:

@@ -15,13 +15,13 @@ from statistics import median
 import numpy as np
 from numpy.typing import NDArray
 
-PAIRS_LEAST, PAIRS_MOST = 6, 16
+MIN_PAIRS, MAX_PAIRS = 6, 16
 """Minimum and maximum number of pairs of windows: fewer give no interval, more hardly narrow it."""
 
 CONFIDENCE = 0.95
 """Probability that the interval contains the true median."""
 
-LEAST_GAIN = 0.05
+MIN_GAIN = 0.05
 """Difference of two processes with the same settings on a quiet machine: less is not a gain."""
 
 
@@ -52,7 +52,7 @@ def gain_of(pairs: Sequence[tuple[float, float]]) -> Gain:
 
     Args:
         pairs: [pairs] speeds of the first and the second, in one unit, measured side by side; at
-            least `PAIRS_LEAST`.
+            least `MIN_PAIRS`.
 
     Raises:
         ValueError: there are too few pairs.
@@ -60,15 +60,15 @@ def gain_of(pairs: Sequence[tuple[float, float]]) -> Gain:
     Source: the sign test's interval of a median by order statistics (Conover, Practical
     Nonparametric Statistics, 3.2).
     """
-    if len(pairs) < PAIRS_LEAST:
-        raise ValueError(f"{len(pairs)} pairs give no interval, {PAIRS_LEAST} do")
+    if len(pairs) < MIN_PAIRS:
+        raise ValueError(f"{len(pairs)} pairs give no interval, {MIN_PAIRS} do")
     ratios = [second / first for first, second in pairs]
     low, high = interval(ratios)
     return Gain(ratio=median(ratios), low=low, high=high, pairs=len(ratios))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the interval of the median, see `gain_of`; the whole range of fewer than `PAIRS_LEAST` values."""
+    """Return the interval of the median, see `gain_of`; the whole range of fewer than `MIN_PAIRS` values."""
     ordered = sorted(values)
     outside = _outside(len(ordered))
     return ordered[outside], ordered[-1 - outside]
@@ -87,7 +87,7 @@ def _outside(count: int) -> int:
 
 def threshold_of(noise: Gain) -> float:
     """Return the least ratio that counts as a gain if two equal processes differ by `noise`."""
-    return 1.0 + max(LEAST_GAIN, noise.ratio - 1.0, 1.0 / noise.ratio - 1.0)
+    return 1.0 + max(MIN_GAIN, noise.ratio - 1.0, 1.0 / noise.ratio - 1.0)
 
 
 def compare(
@@ -112,10 +112,10 @@ def compare(
         else:
             earlier = first()
             pairs.append((earlier, second()))
-        if len(pairs) < PAIRS_LEAST:
+        if len(pairs) < MIN_PAIRS:
             continue
         gain = gain_of(pairs)
-        if gain.low > threshold or gain.high < threshold or len(pairs) >= PAIRS_MOST:
+        if gain.low > threshold or gain.high < threshold or len(pairs) >= MAX_PAIRS:
             return gain, pairs
 
 

@@ -337,7 +337,7 @@ def _exchange(situation: Situation) -> Iterator[Lever]:
 PACKS = (2, 8)
 """Number of packs in which gradients are sent."""
 
-LEAST_PACK_BYTES = 2**20
+MIN_PACK_BYTES = 2**20
 """A smaller pack costs more than it saves."""
 
 
@@ -348,7 +348,7 @@ def _packs(situation: Situation) -> Iterator[Lever]:
         return
     for count in PACKS:
         size_bytes = math.ceil(situation.model.gradient_bytes / count)
-        if size_bytes >= LEAST_PACK_BYTES:
+        if size_bytes >= MIN_PACK_BYTES:
             yield Lever(
                 name=f"gradients sent in {count} packs",
                 settings={"train.reduction_bytes_per_pack": size_bytes},

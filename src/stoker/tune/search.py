@@ -26,7 +26,7 @@ from stoker.tune.levers import EXHAUSTED, Lever, Situation, data_service, levers
 from stoker.tune.process import TrialFailed
 from stoker.tune.profile import GOAL, Diagnosis, Profile, diagnose, most_idle
 
-LEAST_WAIT = 0.05
+MIN_WAIT = 0.05
 """Share of the time that training must wait for batches before more of them are prepared at once. The rest
 of the input's cost is what it takes from the step."""
 
@@ -324,7 +324,7 @@ class _Search:
                 f"the device is already busy {profile.busy_low:.0%} to {profile.busy_high:.0%} of the "
                 "time"
             )
-        if lever.does_more_at_once and profile.input_wait < LEAST_WAIT:
+        if lever.does_more_at_once and profile.input_wait < MIN_WAIT:
             return f"training waits for batches only {profile.input_wait:.1%} of the time"
         if lever.does_more_at_once and profile.cores_used >= EXHAUSTED * cores:
             return f"training uses {profile.cores_used:.1f} of {cores} cores: no core is left"

@@ -18,7 +18,7 @@ from stoker.jobs.provider import JobState, Phase
 
 ENDS = int(os.environ.get("STOKER_ENDS", "20"))
 SEED = int(os.environ.get("STOKER_SEED", "30"))
-MOST_S = 20.0
+MAX_S = 20.0
 """Longest that the soak takes for an end, seconds."""
 
 LONG = 60 * ENDS
@@ -218,7 +218,7 @@ def test_many_ends_of_many_jobs_lose_no_number(
         for number, kind in enumerate(("jobset", "jobset", "job", "tfjob"))
     ]
     ended = 0
-    until_s = time.monotonic() + ENDS * MOST_S
+    until_s = time.monotonic() + ENDS * MAX_S
     while ended < ENDS and time.monotonic() < until_s:
         time.sleep(chance.uniform(1.0, 4.0))  # at any moment of a start
         alive = [job for job in jobs if kubernetes.state(job).phase not in OVER]

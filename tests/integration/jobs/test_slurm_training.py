@@ -23,7 +23,7 @@ SEED = int(os.environ.get("STOKER_ENDS_SEED", "29"))
 EVERY_STEPS = 5
 """Interval of checkpoints."""
 
-MOST_STEPS, STEP_S, EPOCHS, STEPS_OF_EPOCH = 12, 0.6, 20, 50
+MAX_STEPS, STEP_S, EPOCHS, STEPS_OF_EPOCH = 12, 0.6, 20, 50
 """Steps of a start before its end, at most. 20 ends leave some of all steps: the workers of a lost machine go on for the
 30 s that Slurm takes to see the loss and to start again."""
 
@@ -114,7 +114,7 @@ def test_a_training_that_is_ended_at_random_instants_ends_with_the_same_bits(
 
 def wait_for_moment(training: Training, start: int, chance: random.Random) -> None:
     """Wait until the moment at which a start is ended: of four one early, the others after some steps."""
-    early_s, steps = chance.uniform(0.0, STARTUP_S), chance.randint(0, MOST_STEPS)
+    early_s, steps = chance.uniform(0.0, STARTUP_S), chance.randint(0, MAX_STEPS)
     training.wait_for_start(start)
     if chance.random() < 0.25:
         time.sleep(early_s)

@@ -39,7 +39,7 @@ SEND_S = 2.0
 LARGE_BYTES = 24 << 20
 """Of an answer: far more than the kernel keeps of one that is not read."""
 
-MOST = 1 << 59
+MAX = 1 << 59
 """Values that no memory holds: 2 EiB."""
 
 
@@ -253,12 +253,12 @@ def test_a_model_without_memory_is_429_with_retry_after_and_resource_exhausted(
     """TensorFlow waits 10 s for memory, one request after the other."""
     path = "/v1/models/hungry:predict"
     if protocol == "REST":
-        answer = ask_at(small.rest_port, path, {"instances": [MOST]})
+        answer = ask_at(small.rest_port, path, {"instances": [MAX]})
         assert (answer.status, answer.headers["retry-after"]) == (429, "1")
     else:
         request = predict_pb2.PredictRequest()
         request.model_spec.name = "hungry"
-        request.inputs["n"].CopyFrom(tf.make_tensor_proto(np.array([MOST], np.int64)))
+        request.inputs["n"].CopyFrom(tf.make_tensor_proto(np.array([MAX], np.int64)))
         assert refusal(lambda: stub.Predict(request, timeout=60))[0] == "RESOURCE_EXHAUSTED"
     found = ask_at(small.rest_port, path, {"instances": [3]})
     assert found.json() == {"predictions": [3.0]}

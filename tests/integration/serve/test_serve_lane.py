@@ -22,7 +22,7 @@ from stoker.serve.dataplane.requests import ModelSpec
 from stoker.serve.deadline import Deadline
 from stoker.serve.observability.metrics import ServeMetrics
 from stoker.serve.process.server import Server
-from stoker.serve.rest.header_cache import MAX_BYTES, MOST_HEADS, Head, HeaderCache, is_small
+from stoker.serve.rest.header_cache import MAX_BYTES, MAX_HEADS, Head, HeaderCache, is_small
 
 PATH = "/v1/models/half_plus_two:predict"
 
@@ -457,10 +457,10 @@ def test_only_so_many_heads_are_kept_and_no_long_one() -> None:
         takes_gzip=False,
     )
     heads = HeaderCache()
-    for number in range(3 * MOST_HEADS):
+    for number in range(3 * MAX_HEADS):
         heads.add(b"POST /%d\r\n\r\nab" % number, head, body_bytes=2)
         assert heads.find(b"POST /%d\r\n\r\nxy" % number) == (head, b"xy")
-    assert len(heads._known) <= MOST_HEADS
+    assert len(heads._known) <= MAX_HEADS
     long = b"POST /%b\r\n\r\n" % (b"x" * 4096)
     heads.add(long, head, body_bytes=0)
     assert heads.find(long) is None

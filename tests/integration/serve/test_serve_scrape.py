@@ -181,7 +181,7 @@ def test_skew_and_drift_of_requests_are_those_that_stoker_skew_reports(
     served: Server, ask_at: AskAt, analysis: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(prediction_quality, "INTERVAL_S", 0.0)
-    monkeypatch.setattr(prediction_quality, "LEAST_ROWS", ROWS)
+    monkeypatch.setattr(prediction_quality, "MIN_ROWS", ROWS)
     assert served.plane.quality is not None
     monkeypatch.setattr(served.plane.quality, "_window_s", 0.0)
     skew, drift = serving.PREDICTION_SKEW.name, serving.PREDICTION_DRIFT.name

@@ -19,7 +19,7 @@ from stoker.train.checkpoints.store import newest_good, places
 
 CHILD = Path(__file__).parent / "checkpoint_child.py"
 
-LEAST_CALLS = {"mkdir": 6, "write": 6, "fsync": 20, "rename": 7, "unlinkat": 3}
+MIN_CALLS = {"mkdir": 6, "write": 6, "fsync": 20, "rename": 7, "unlinkat": 3}
 """System call -> how often two saves do it at least. All that a save does to the disk is in it."""
 
 
@@ -91,7 +91,7 @@ def trace(pid: str, fault: str) -> subprocess.Popen[str]:
     return tracer
 
 
-@pytest.mark.parametrize("call", LEAST_CALLS)
+@pytest.mark.parametrize("call", MIN_CALLS)
 def test_a_kill_at_any_call_of_a_save_loses_nothing_that_was_published(
     tmp_path: Path, processes: subprocess.Popen[str], call: str
 ) -> None:
@@ -115,7 +115,7 @@ def test_a_kill_at_any_call_of_a_save_loses_nothing_that_was_published(
         np.testing.assert_array_equal(last.arrays()["b"], np.full(20_000, 2, np.float32))
         # Nothing hidden is left, and nothing half.
         assert sorted(os.listdir(folder)) == [path.name for path in places(folder)]
-    assert killed >= LEAST_CALLS[call]
+    assert killed >= MIN_CALLS[call]
 
 
 def test_what_could_not_be_made_durable_is_not_published(

@@ -122,7 +122,7 @@ from pathlib import Path
 from stoker.cli.main import invoke
 from stoker.cluster import compile_cache
 
-compile_cache.LEAST_FREE_BYTES = 0
+compile_cache.MIN_FREE_BYTES = 0
 sys.exit(invoke(sys.argv[1:], debug=False))
 """
 

@@ -32,7 +32,7 @@ KILL_XLA = 12
 KILL_STEP = int(os.environ.get("STOKER_KILL_STEP", "10"))
 """Every n-th rename is a place to be killed at."""
 
-LEAST_RENAMES = 20
+MIN_RENAMES = 20
 """Before fewer different renames it was not killed, or the test looks at nothing."""
 
 
@@ -57,7 +57,7 @@ def test_a_run_killed_before_its_renames_ends_as_one_that_never_was(
         rename = rename + KILL_STEP if after == before else 1
         before = after
 
-    assert kills >= LEAST_RENAMES // KILL_STEP
+    assert kills >= MIN_RENAMES // KILL_STEP
     assert outcome(killed) == outcome(calm)
 
 

@@ -141,7 +141,7 @@ def test_a_layer_that_makes_infinities_is_named(
         train(sound, tmp_path, function=broken)
 
 
-LEAST = -2.38
+MIN = -2.38
 """One row of the sound training split lies below it."""
 
 
@@ -162,7 +162,7 @@ class Rooted(layers.Layer):  # type: ignore[misc]  # Keras has no types
 
 def rooted(features: dict[str, Any]) -> keras.Model:
     x = layers.Concatenate()([keras.ops.expand_dims(f, -1) for f in features.values()])
-    x = layers.Dense(8, activation="tanh", name="hidden")(Rooted(LEAST)(x))
+    x = layers.Dense(8, activation="tanh", name="hidden")(Rooted(MIN)(x))
     model = keras.Model(features, layers.Dense(1, activation="sigmoid")(x))
     model.compile(optimizer=keras.optimizers.Adam(0.02), loss="binary_crossentropy")
     return model

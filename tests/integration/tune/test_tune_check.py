@@ -44,7 +44,7 @@ def test_a_promise_that_breaks_on_a_loaded_machine_is_broken_and_the_load_is_rep
     lock = Lock(settings={}, replaced={}, hardware=here, code={}, after=after)
     write_lock(tmp_path / FILE, lock)
     # That it measures again is a test of its own; here one process is enough.
-    monkeypatch.setattr(check, "MOST_CHECKS", 1)
+    monkeypatch.setattr(check, "MAX_CHECKS", 1)
 
     assert invoke(["tune", "--check", str(tmp_path)], debug=False) == 3
 

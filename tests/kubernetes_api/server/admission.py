@@ -28,7 +28,7 @@ from tests.kubernetes_api.storage import Storage
 QUEUE = "kueue.x-k8s.io/queue-name"
 """Label of a job that Kueue admits."""
 
-MOST_BYTES = 1 << 20
+MAX_BYTES = 1 << 20
 """Of a ConfigMap or a Secret."""
 
 _REASONS = (
@@ -170,7 +170,7 @@ def _size(item: Object) -> list[str]:
     data = item.get("data") or {}
     total = sum(len(str(value)) for value in data.values())
     total += sum(len(value) * 3 // 4 for value in (item.get("binaryData") or {}).values())
-    return ["data: Too long: may not be more than 1048576 bytes"] if total > MOST_BYTES else []
+    return ["data: Too long: may not be more than 1048576 bytes"] if total > MAX_BYTES else []
 
 
 def _job_rules(spec: Object, where: str, name: str) -> list[str]:

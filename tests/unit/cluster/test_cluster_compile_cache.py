@@ -276,7 +276,7 @@ def test_the_programs_that_were_not_used_for_longest_are_removed_first(
     assert (cache.folder(PROGRAMS) / "used").read_text(), "as TensorFlow reads it"
     if not cache.used.read:
         pytest.skip("this file system does not keep the time of access")
-    monkeypatch.setattr(compile_cache, "MOST_BYTES", 100)
+    monkeypatch.setattr(compile_cache, "MAX_BYTES", 100)
     compiled(cache, new="z" * 40)
 
     cache.publish()
@@ -287,7 +287,7 @@ def test_the_programs_that_were_not_used_for_longest_are_removed_first(
 def test_a_disk_that_fills_loses_the_program_and_fails_nothing(
     small_disk: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compile_cache, "LEAST_FREE_BYTES", 0)
+    monkeypatch.setattr(compile_cache, "MIN_FREE_BYTES", 0)
     cache = CompileCache(small_disk / "xla", KEY)
     compiled(cache, a="one")
     with (small_disk / "rest").open("wb", buffering=0) as rest, suppress(OSError):

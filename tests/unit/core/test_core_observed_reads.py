@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from stoker.core import folder_files
-from stoker.core.folder_files import MOST_OWN, Ignored, Listings, walk
+from stoker.core.folder_files import MAX_OWN, Ignored, Listings, walk
 from stoker.core.folder_files import folder_files as files_of
 from stoker.core.reads import reads as reads_module
 from stoker.core.reads.observer import Observer
@@ -411,9 +411,9 @@ def test_a_folder_in_which_the_run_creates_very_many_names_does_not_count() -> N
     listings.listed("out")
     assert set(listings.marks(own=())) == {"out"}
 
-    created = [listings.created(f"out/{number}", by_run=True) for number in range(MOST_OWN + 2)]
+    created = [listings.created(f"out/{number}", by_run=True) for number in range(MAX_OWN + 2)]
 
-    assert (created.count(True), listings.marks(own=())) == (MOST_OWN + 1, {})
+    assert (created.count(True), listings.marks(own=())) == (MAX_OWN + 1, {})
 
 
 def test_a_file_is_hashed_once_in_a_process_unless_it_has_changed(

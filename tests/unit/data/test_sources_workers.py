@@ -34,8 +34,8 @@ from stoker.data.sources.source import open_source
 from stoker.data.sources.uri import parse_uri
 from stoker.data.sources.worker_process import receive, send
 from stoker.data.sources.workers import (
-    LEAST_BYTES,
-    MOST_BYTES,
+    MAX_BYTES,
+    MIN_BYTES,
     InProcesses,
     InThreads,
     Workers,
@@ -170,7 +170,7 @@ def test_an_error_of_a_worker_is_raised_as_it_was(processes: Workers) -> None:
     assert processes.call(abs, -1) == 1
 
 
-@pytest.mark.parametrize(("size", "one_at_a_time"), [(0, False), (MOST_BYTES // 2 + 1, True)])
+@pytest.mark.parametrize(("size", "one_at_a_time"), [(0, False), (MAX_BYTES // 2 + 1, True)])
 def test_large_parts_are_worked_on_one_at_a_time(size: int, one_at_a_time: bool) -> None:
     lock, running, seen = threading.Lock(), 0, 0
 
@@ -190,7 +190,7 @@ def test_large_parts_are_worked_on_one_at_a_time(size: int, one_at_a_time: bool)
     assert (seen == 1) is one_at_a_time
 
 
-@pytest.mark.parametrize(("gib", "expected"), [(1, LEAST_BYTES), (16, 1 << 30), (2000, MOST_BYTES)])
+@pytest.mark.parametrize(("gib", "expected"), [(1, MIN_BYTES), (16, 1 << 30), (2000, MAX_BYTES)])
 def test_a_machine_with_more_memory_works_on_more_bytes(gib: int, expected: int) -> None:
     assert most_bytes(gib << 30) == expected
 
@@ -230,8 +230,8 @@ def test_a_table_is_read_no_further_ahead_than_its_bytes_allow(
             drawn += 1
             yield each
 
-    monkeypatch.setattr(workers, "LEAST_BYTES", 1)
-    monkeypatch.setattr(workers, "MOST_BYTES", 1)
+    monkeypatch.setattr(workers, "MIN_BYTES", 1)
+    monkeypatch.setattr(workers, "MAX_BYTES", 1)
     monkeypatch.setattr(module, *limit)
     monkeypatch.setattr(module, drawing, counted)
     config = IngestConfig(source=str(write_table(tmp_path / f"data.{suffix}")), workers=4)

@@ -17,7 +17,7 @@ from tests.custom_resources import definition, validate
 from stoker.core.errors import ConfigError
 from stoker.jobs.job import Job, Resources
 from stoker.jobs.providers.kubernetes.manifests.render import (
-    MOST_CODE_BYTES,
+    MAX_CODE_BYTES,
     Manifests,
     is_owned,
     owned,
@@ -210,12 +210,12 @@ def test_a_pod_has_longer_to_end_than_its_task_to_save() -> None:
 
 
 def test_code_is_in_a_config_map_up_to_900_kib() -> None:
-    small = render(job(), target(), kind="job", namespace="n", code=b"x" * MOST_CODE_BYTES)
+    small = render(job(), target(), kind="job", namespace="n", code=b"x" * MAX_CODE_BYTES)
     (found,) = (each for each in small.dependents if each["kind"] == "ConfigMap")
-    assert base64.b64decode(found["binaryData"]["code.tar.gz"]) == b"x" * MOST_CODE_BYTES
+    assert base64.b64decode(found["binaryData"]["code.tar.gz"]) == b"x" * MAX_CODE_BYTES
     assert Job(**json.loads(found["data"]["job.json"])).name == "Trip_Tips"
 
-    large = b"x" * (MOST_CODE_BYTES + 1)
+    large = b"x" * (MAX_CODE_BYTES + 1)
     made = render(job(), target(), kind="job", namespace="n", code=large)
     assert "ConfigMap" not in {each["kind"] for each in made.dependents}
     assert "configMap" not in json.dumps(made.workload)

@@ -140,7 +140,7 @@ def test_without_a_gpu_nothing_is_traced_unless_tests_ask(monkeypatch: pytest.Mo
 def test_of_a_trace_with_too_many_events_the_first_part_of_all_streams_is_read(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("stoker.measure.device_events.MOST_EVENTS", 100)
+    monkeypatch.setattr("stoker.measure.device_events.MAX_EVENTS", 100)
     many = [Ran(name=CONVOLUTION, begin_us=at, length_us=1) for at in range(300)]
     few = [Ran(name="MemcpyH2D", begin_us=at, length_us=1, stream=14) for at in range(0, 300, 3)]
 

@@ -10,8 +10,8 @@ import pytest
 from stoker.rollout.counts.counted_keys import StageKeys
 from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.routing.answers import (
-    MOST_BYTES,
-    MOST_WAITING,
+    MAX_BYTES,
+    MAX_WAITING,
     WaitingAnswers,
     first_of_numbers,
     one_request,
@@ -141,7 +141,7 @@ def test_waiting_answers_are_bounded_in_number_and_in_memory() -> None:
     full: list[bool] = []
     waiting = WaitingAnswers(lambda: full.append(True))
     small = one_request(route(1), good=True)
-    for _ in range(MOST_WAITING - 1):
+    for _ in range(MAX_WAITING - 1):
         waiting.add(small, {}, 0.1)
     assert not full
     waiting.add(small, {}, 0.1)
@@ -149,7 +149,7 @@ def test_waiting_answers_are_bounded_in_number_and_in_memory() -> None:
     assert waiting.count({}, StageKeys())
     assert not waiting.count({}, StageKeys())
 
-    waiting.add(small, {"scores": np.zeros((1, MOST_BYTES), np.float32)}, 0.1)
+    waiting.add(small, {"scores": np.zeros((1, MAX_BYTES), np.float32)}, 0.1)
     assert len(full) == 2
     waiting.clear()
     assert not waiting.count({}, StageKeys())

@@ -13,7 +13,7 @@ import pytest
 from tests.loopback import service
 
 from stoker.core.errors import ConfigError
-from stoker.rollout.http_call import MOST_BYTES, NoAnswerError, check_url, send
+from stoker.rollout.http_call import MAX_BYTES, NoAnswerError, check_url, send
 
 
 def test_a_request_without_a_body_is_a_get_and_one_with_a_body_a_post() -> None:
@@ -91,8 +91,8 @@ def test_a_service_whose_headers_come_byte_by_byte_is_left_after_the_time() -> N
 
 
 def test_an_answer_is_read_up_to_a_limit_and_a_redirect_is_not_followed() -> None:
-    with service(body=b"x" * (MOST_BYTES + 10)) as running:
-        assert len(send(running.url, timeout_s=5.0).body) == MOST_BYTES
+    with service(body=b"x" * (MAX_BYTES + 10)) as running:
+        assert len(send(running.url, timeout_s=5.0).body) == MAX_BYTES
     with service(status=302, headers={"Location": "http://127.0.0.1:9/"}) as running:
         assert send(running.url, timeout_s=5.0).status == 302
 

@@ -19,7 +19,7 @@ from stoker.rollout.ab.append_log import LogReader, objects_of
 from stoker.rollout.ab.assignments import key_text, logs_of
 from stoker.rollout.control.controller import Event, change
 from stoker.rollout.counts.counts import MEASURED, read_counts, read_failures
-from stoker.rollout.routing.decision import MOST_KEY_BYTES
+from stoker.rollout.routing.decision import MAX_KEY_BYTES
 from stoker.rollout.routing.router import MAX_RUN_S, RolloutRouter
 from stoker.rollout.state.ab_settings import ABTestSettings
 from stoker.rollout.state.changes import (
@@ -215,7 +215,7 @@ def test_versions_are_compared_from_the_measurement_of_the_baseline_to_the_end(m
 
 
 def test_routes_of_many_keys_are_not_all_kept(model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("stoker.rollout.routing.decision.MOST_ROUTES", 3)
+    monkeypatch.setattr("stoker.rollout.routing.decision.MAX_ROUTES", 3)
     router = put(model, begun(key="x-user"))
 
     first = [routed(router, headers(**{"x-user": f"{user}"})) for user in range(10)]
@@ -229,7 +229,7 @@ def test_routes_of_many_keys_are_not_all_kept(model: Path, monkeypatch: pytest.M
 def test_routes_of_long_keys_are_not_kept(model: Path) -> None:
     router = put(model, begun(key="x-user"))
 
-    for length, kept in ((MOST_KEY_BYTES, True), (MOST_KEY_BYTES + 1, False)):
+    for length, kept in ((MAX_KEY_BYTES, True), (MAX_KEY_BYTES + 1, False)):
         one, other = (routed(router, headers(**{"x-user": "u" * length})) for _ in range(2))
         assert (one == other, one is other) == (True, kept)
 

@@ -112,9 +112,9 @@ def test_without_a_device_nothing_is_traced(
 def test_a_trace_with_too_few_steps_is_taken_again(
     tracer: Tracer, line: Line, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_trace, "LEAST_STEPS", 10**9)
-    monkeypatch.setattr(device_trace, "LEAST_S", 0.01)
-    for _ in range(device_trace.MOST_TRIES - 1):
+    monkeypatch.setattr(device_trace, "MIN_STEPS", 10**9)
+    monkeypatch.setattr(device_trace, "MIN_S", 0.01)
+    for _ in range(device_trace.MAX_TRIES - 1):
         tracer.look()
         assert line.trace == {}
 
@@ -185,8 +185,8 @@ def test_a_trace_ends_with_the_pass_over_the_data(
 
 def _long_look(tracer: Tracer, monkeypatch: pytest.MonkeyPatch) -> threading.Thread:
     """A thread in which the tracer takes a trace of 20 s."""
-    monkeypatch.setattr(device_trace, "LEAST_S", 20.0)
-    monkeypatch.setattr(device_trace, "MOST_S", 20.0)
+    monkeypatch.setattr(device_trace, "MIN_S", 20.0)
+    monkeypatch.setattr(device_trace, "MAX_S", 20.0)
     looks = threading.Thread(target=tracer.look)
     looks.start()
     return looks

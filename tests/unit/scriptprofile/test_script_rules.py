@@ -14,7 +14,7 @@ from tests.unit.scriptprofile.watched import at, fit, loop, node, stage, watched
 from stoker.scriptprofile.loops import InnerLoop, Loop
 from stoker.scriptprofile.observations import BatchHook, Function, Place, Reached, Stage
 from stoker.scriptprofile.rules.diagnose import diagnose
-from stoker.scriptprofile.rules.finding import MOST_GAIN, ScriptFinding, gain_of
+from stoker.scriptprofile.rules.finding import MAX_GAIN, ScriptFinding, gain_of
 from stoker.scriptprofile.rules.input_rules import Machine
 
 MACHINE = Machine(cores=4, memory_bytes=8 << 30)
@@ -672,4 +672,4 @@ def test_a_training_too_short_for_w_says_that_it_does_not_know() -> None:
 def test_a_gain_is_a_range_above_one(share: float, least: float) -> None:
     low, high = gain_of(share, least=least)
 
-    assert 1.0 <= low <= high <= MOST_GAIN * 1.0001
+    assert 1.0 <= low <= high <= MAX_GAIN * 1.0001

@@ -13,7 +13,7 @@ import pytest
 
 from stoker.serve.errors import Code
 from stoker.serve.observability.metrics import ServeMetrics
-from stoker.serve.observability.version_metrics import MOST_VERSIONS, VersionMetrics
+from stoker.serve.observability.version_metrics import MAX_VERSIONS, VersionMetrics
 from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
 from stoker.serve.runtime.versions_in_use import read_versions_in_use, versions_file
 
@@ -191,17 +191,17 @@ def test_versions_are_counted_over_all_workers_and_cannot_fill_the_memory(tmp_pa
     for each in by_version:
         each.count("m", 3, Code.OK, took_s=20e-6)
         each.count("m", 3, Code.INTERNAL, took_s=9.0)
-    for version in range(10, 10 + 2 * MOST_VERSIONS):
+    for version in range(10, 10 + 2 * MAX_VERSIONS):
         by_version[0].count("m", version, Code.OK, took_s=20e-6)
 
     text = workers[1].exposition()
     assert 'stoker_request_count{model_name="m",version="3",status="OK"} 2\n' in text
     assert 'stoker_request_count{model_name="m",version="3",status="INTERNAL"} 2\n' in text
     assert 'stoker_request_latency_count{model_name="m",version="3"} 2\n' in text
-    assert value_of(text, "stoker_request_count{") == 4 + 2 * MOST_VERSIONS
-    others = f'{{model_name="m",version="other",status="OK"}} {MOST_VERSIONS + 1}\n'
+    assert value_of(text, "stoker_request_count{") == 4 + 2 * MAX_VERSIONS
+    others = f'{{model_name="m",version="other",status="OK"}} {MAX_VERSIONS + 1}\n'
     assert f"stoker_request_count{others}" in text
     own = {
         line.split('version="')[1].split('"')[0] for line in text.splitlines() if "version=" in line
     }
-    assert len(own) == MOST_VERSIONS + 1
+    assert len(own) == MAX_VERSIONS + 1

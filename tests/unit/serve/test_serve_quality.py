@@ -19,7 +19,7 @@ from stoker.core.statistics.values import statistics_of_sizes, statistics_of_val
 from stoker.registry.training_statistics import TRAINING_STATISTICS, write_training_statistics
 from stoker.serve.observability import prediction_quality
 from stoker.serve.observability.metrics import ServeMetrics
-from stoker.serve.observability.prediction_quality import LEAST_ROWS, PredictionQuality
+from stoker.serve.observability.prediction_quality import MIN_ROWS, PredictionQuality
 from stoker.serve.observability.sampled_examples import EXAMPLES, MAX_BYTES, columns_of
 
 RNG = np.random.default_rng(0)
@@ -48,7 +48,7 @@ class Site:
     def folder_of(self, model: str, version: int) -> Path | None:
         return self.folder if (model, version) in self.loaded else None
 
-    def offer(self, mean: float, rows: int = LEAST_ROWS, *, model: str = "m") -> None:
+    def offer(self, mean: float, rows: int = MIN_ROWS, *, model: str = "m") -> None:
         """Requests with so many rows, whose numbers have this mean."""
         for start in range(0, rows, 50):
             values = RNG.normal(mean, size=min(50, rows - start)).astype(np.float32)
@@ -137,7 +137,7 @@ def test_shifted_examples_and_images_are_skew(site: Site) -> None:
     photo = statistics_of_sizes(sizes, replace(EMPTY, name="photo", dtype="image"))
     fare = statistics_of_values(RNG.normal(size=2_000), EMPTY)
     write_training_statistics(site.folder, [fare, photo])
-    for _ in range(0, LEAST_ROWS, 10):
+    for _ in range(0, MIN_ROWS, 10):
         fares, bytes_ = RNG.normal(2.0, size=10), RNG.integers(1_000, 4_000, 10)
         raw = [
             example(fare=[float(fare)], photo=[b"x" * int(size)])
@@ -155,7 +155,7 @@ def test_shifted_examples_and_images_are_skew(site: Site) -> None:
 
 
 def test_few_rows_say_nothing(site: Site) -> None:
-    site.offer(2.0, LEAST_ROWS - 50)
+    site.offer(2.0, MIN_ROWS - 50)
     site.quality.close()
 
     assert site.value("skew") is None
@@ -172,7 +172,7 @@ def test_a_version_that_is_gone_takes_its_series_along(site: Site) -> None:
 
 def test_requests_at_once_are_sampled_once(site: Site, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(prediction_quality, "INTERVAL_S", 60.0)
-    site.offer(2.0, 20 * LEAST_ROWS)
+    site.offer(2.0, 20 * MIN_ROWS)
     site.quality.close()
 
     assert site.value("skew") is None

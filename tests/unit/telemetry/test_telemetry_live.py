@@ -12,7 +12,7 @@ from stoker.telemetry.catalogue import training as catalogue
 from stoker.telemetry.run_info import RunInfo, run_info
 from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.wall_time import WallTime
-from stoker.telemetry.writers.live import MOST_NAMES, MOST_WAITING, LiveMetrics, Sources
+from stoker.telemetry.writers.live import MAX_NAMES, MAX_WAITING, LiveMetrics, Sources
 
 INFO = RunInfo(run="r1", experiment='a "b"\n\\', user="ann")
 
@@ -117,12 +117,12 @@ def test_a_resumed_run_does_not_count_the_steps_of_earlier_processes() -> None:
 
 def test_a_model_with_endless_names_of_metrics_makes_no_endless_series() -> None:
     live = live_metrics()
-    for number in range(2 * MOST_NAMES):
+    for number in range(2 * MAX_NAMES):
         live.write(number, {f"metric {number}": 1.0})
 
     found = scraped(live)
 
-    assert len([name for name, *_ in found if name == "stoker_train_metric"]) == MOST_NAMES
+    assert len([name for name, *_ in found if name == "stoker_train_metric"]) == MAX_NAMES
 
 
 def test_nan_is_a_value_that_prometheus_reads() -> None:
@@ -173,11 +173,11 @@ def test_calls_between_two_scrapes_are_counted_however_many_they_are() -> None:
     live = live_metrics()
     live.rewind(100)
 
-    for step in range(101, 101 + 3 * MOST_WAITING):
+    for step in range(101, 101 + 3 * MAX_WAITING):
         live.write(step, call(0.02))
     live.rewind(100)
     live.write(105, call(0.2))
 
     found = scraped(live)
-    assert found["stoker_train_steps_total", "r1"] == 3 * MOST_WAITING + 5
-    assert found["stoker_train_step_seconds_bucket", "r1", "0.025"] == 3 * MOST_WAITING
+    assert found["stoker_train_steps_total", "r1"] == 3 * MAX_WAITING + 5
+    assert found["stoker_train_step_seconds_bucket", "r1", "0.025"] == 3 * MAX_WAITING

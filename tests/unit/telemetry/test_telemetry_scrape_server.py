@@ -153,7 +153,7 @@ def test_connections_are_bounded_and_later_ones_are_answered(
     server: ScrapeServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with contextlib.ExitStack() as clients:
-        held = [clients.enter_context(connected(server)) for _ in range(scrape_server.MOST_CLIENTS)]
+        held = [clients.enter_context(connected(server)) for _ in range(scrape_server.MAX_CLIENTS)]
         _until_threads(2 + len(held))
         with connected(server) as beyond:
             beyond.sendall(b"GET /metrics HTTP/1.0\r\n\r\n")

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from stoker.train.context.position import Position
 from stoker.train.context.utilization import (
     FIRST_AFTER,
-    LEAST_GAP,
+    MIN_GAP,
     WINDOWS,
     Ceiling,
     CeilingWindows,
@@ -25,9 +25,9 @@ def test_windows_stand_in_the_first_epoch_and_leave_most_calls_to_be_timed(calls
     behind = [call for call in range(1, calls + 1) if windows.due(calls - call)]
 
     assert behind[:1] == ([FIRST_AFTER] if calls >= FIRST_AFTER else [])
-    assert all(later - one >= LEAST_GAP for one, later in itertools.pairwise(behind))
+    assert all(later - one >= MIN_GAP for one, later in itertools.pairwise(behind))
     assert len(behind) <= WINDOWS
-    if calls >= FIRST_AFTER + WINDOWS * LEAST_GAP:
+    if calls >= FIRST_AFTER + WINDOWS * MIN_GAP:
         assert len(behind) == WINDOWS
         # Spread over the epoch: the last one is not before its half.
         assert behind[-1] >= calls / 2

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from stoker.core.errors import ConfigError, Superseded, UserError
 from stoker.core.incarnation import take_next
-from stoker.train.checkpoints.cadence import AIM, LEAST_CALLS, LEAST_EVERY_S, MOST_EVERY_S, Cadence
+from stoker.train.checkpoints.cadence import AIM, MAX_EVERY_S, MIN_CALLS, MIN_EVERY_S, Cadence
 from stoker.train.checkpoints.store import STATE, VerifiedCheckpoint, best, newest_good, places
 from stoker.train.checkpoints.writer import CheckpointInfo, CheckpointWriter, superseded
 from stoker.train.config import CheckpointConfig
@@ -213,16 +213,16 @@ def test_the_automatic_rate_keeps_to_its_share(stall_s: float, step_s: float, sh
         if step > 20_000:
             return
 
-    bounded = stall_s / share > MOST_EVERY_S
+    bounded = stall_s / share > MAX_EVERY_S
     assert bounded or paid_s / (clock.s - begun_s) <= share * 1.001
-    assert LEAST_EVERY_S <= cadence.every_s <= MOST_EVERY_S
+    assert MIN_EVERY_S <= cadence.every_s <= MAX_EVERY_S
 
 
 def test_what_steps_lose_during_a_write_counts_as_cost() -> None:
     """Whatever CPU time the writing says that it took: cores may idle, or be taken from the step."""
     cadence = Cadence(CheckpointConfig(max_overhead=0.01), now_s=Clock())
 
-    for _ in range(LEAST_CALLS):
+    for _ in range(MIN_CALLS):
         cadence.trained(10, 1.0, while_writing=False)
     cadence.trained(10, 1.5, while_writing=True)
     cadence.trained(10, 1.3, while_writing=True)
@@ -238,7 +238,7 @@ def test_what_steps_lose_during_a_write_counts_as_cost() -> None:
 def test_before_the_usual_step_is_known_the_cpu_time_of_writing_counts() -> None:
     cadence = Cadence(CheckpointConfig(max_overhead=0.01), now_s=Clock())
 
-    for _ in range(LEAST_CALLS - 1):
+    for _ in range(MIN_CALLS - 1):
         cadence.trained(10, 1.0, while_writing=False)
     cadence.trained(10, 1.5, while_writing=True)
     cadence.cost(stalled_s=0.2, cpu_s=3.0)

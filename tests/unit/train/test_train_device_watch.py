@@ -152,8 +152,8 @@ def test_the_step_that_the_run_ends_with_is_traced(tmp_path: Path) -> None:
 
 def test_no_trace_holds_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As both forms take turns, none begins; one that has begun is dropped."""
-    monkeypatch.setattr(device_watch, "LEAST_TRACE_S", 60.0)
-    monkeypatch.setattr(device_watch, "MOST_TRACE_S", 60.0)
+    monkeypatch.setattr(device_watch, "MIN_TRACE_S", 60.0)
+    monkeypatch.setattr(device_watch, "MAX_TRACE_S", 60.0)
     watch = DeviceWatch(tmp_path, replicas=1)
     training = Training(watch)
     training.calls(4)
@@ -167,7 +167,7 @@ def test_no_trace_holds_two_steps(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
     assert (begun.cancelled, begun.found) == (True, None)
     assert watch._trace is begun
-    monkeypatch.setattr(device_watch, "MOST_TRACE_S", 0.3)
+    monkeypatch.setattr(device_watch, "MAX_TRACE_S", 0.3)
     training.until_traced()
     assert watch.facts(1e4, FACTS)["device_time"] is not None
 
@@ -200,8 +200,8 @@ def test_a_profiler_that_runs_costs_the_trace_and_one_line(
 
 
 def test_a_trace_ends_with_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(device_watch, "LEAST_TRACE_S", 60.0)
-    monkeypatch.setattr(device_watch, "MOST_TRACE_S", 60.0)
+    monkeypatch.setattr(device_watch, "MIN_TRACE_S", 60.0)
+    monkeypatch.setattr(device_watch, "MAX_TRACE_S", 60.0)
     watch = DeviceWatch(tmp_path, replicas=1)
     training = Training(watch, per_epoch=40)
     training.calls(10)
@@ -215,8 +215,8 @@ def test_a_trace_ends_with_the_epoch(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_who_wants_the_profiler_ends_the_trace_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(device_watch, "LEAST_TRACE_S", 60.0)
-    monkeypatch.setattr(device_watch, "MOST_TRACE_S", 60.0)
+    monkeypatch.setattr(device_watch, "MIN_TRACE_S", 60.0)
+    monkeypatch.setattr(device_watch, "MAX_TRACE_S", 60.0)
     read = threading.Event()
 
     def slowly(data: bytes, **given: Any) -> DeviceTime:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tensorflow as tf
 
-from stoker.train.context.local_step import LEAST, WINDOW, LocalStepTime
+from stoker.train.context.local_step import MIN_STEPS, WINDOW, LocalStepTime
 from stoker.train.watch import stragglers
 from stoker.train.watch.stragglers import Stragglers, ratios
 
@@ -61,7 +61,7 @@ def test_the_first_step_has_no_all_reduce_before_it() -> None:
     clock = Clock()
     clock.now_s.assign(1e9)
     local = LocalStepTime(clock)
-    for _ in range(LEAST):
+    for _ in range(MIN_STEPS):
         assert local.median_s() is None
         local.before_reduction([tf.constant(1.0)])
         clock.now_s.assign_add(1.0)

@@ -12,9 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from stoker.tune.compare import (
-    LEAST_GAIN,
-    PAIRS_LEAST,
-    PAIRS_MOST,
+    MAX_PAIRS,
+    MIN_GAIN,
+    MIN_PAIRS,
     SAME,
     Gain,
     compare,
@@ -26,7 +26,7 @@ from stoker.tune.compare import (
 speeds = st.floats(0.1, 1e6)
 
 
-@given(st.lists(st.tuples(speeds, speeds), min_size=PAIRS_LEAST, max_size=PAIRS_MOST))
+@given(st.lists(st.tuples(speeds, speeds), min_size=MIN_PAIRS, max_size=MAX_PAIRS))
 def test_the_interval_holds_the_median(pairs: list[tuple[float, float]]) -> None:
     gain = gain_of(pairs)
 
@@ -34,7 +34,7 @@ def test_the_interval_holds_the_median(pairs: list[tuple[float, float]]) -> None
     assert gain.pairs == len(pairs)
 
 
-@given(st.lists(st.tuples(speeds, speeds), min_size=PAIRS_LEAST, max_size=PAIRS_MOST))
+@given(st.lists(st.tuples(speeds, speeds), min_size=MIN_PAIRS, max_size=MAX_PAIRS))
 def test_the_gain_does_not_depend_on_the_order_of_the_two(
     pairs: list[tuple[float, float]],
 ) -> None:
@@ -46,7 +46,7 @@ def test_the_gain_does_not_depend_on_the_order_of_the_two(
 
 def test_the_interval_holds_the_true_median_as_often_as_it_says() -> None:
     draw = np.random.default_rng(0)
-    for count in range(PAIRS_LEAST, PAIRS_MOST + 1):
+    for count in range(MIN_PAIRS, MAX_PAIRS + 1):
         ratios = np.exp(draw.standard_cauchy(size=(4000, count)).clip(-20, 20))
         held = [
             gain.low <= 1.0 <= gain.high
@@ -81,14 +81,14 @@ def given_speeds(values: list[float]) -> Callable[[], float]:
 def test_a_clear_gain_is_known_after_the_fewest_pairs() -> None:
     gain, pairs = compare(given_speeds([10, 11]), given_speeds([20, 22]), threshold=1.05)
 
-    assert len(pairs) == PAIRS_LEAST
+    assert len(pairs) == MIN_PAIRS
     assert gain.low > 1.05
 
 
 def test_an_unclear_gain_is_measured_for_longer() -> None:
     gain, pairs = compare(given_speeds([10]), given_speeds([9, 12]), threshold=1.05)
 
-    assert len(pairs) == PAIRS_MOST
+    assert len(pairs) == MAX_PAIRS
     assert gain.low < 1.05 < gain.high
 
 
@@ -111,6 +111,6 @@ def test_each_is_first_in_every_other_pair() -> None:
 def test_noise_raises_the_bar_in_both_directions(ratio: float) -> None:
     bar = threshold_of(Gain(ratio=ratio, low=ratio, high=ratio, pairs=6))
 
-    assert bar >= 1 + LEAST_GAIN
-    assert math.isclose(bar, max(1 + LEAST_GAIN, ratio, 1 / ratio))
-    assert threshold_of(SAME) == 1 + LEAST_GAIN
+    assert bar >= 1 + MIN_GAIN
+    assert math.isclose(bar, max(1 + MIN_GAIN, ratio, 1 / ratio))
+    assert threshold_of(SAME) == 1 + MIN_GAIN

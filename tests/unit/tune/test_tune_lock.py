@@ -15,7 +15,7 @@ from stoker.app.tuned_settings import load_tuned, measured_code
 from stoker.app.tuning.tuning import check
 from stoker.cluster.devices import find_devices, hardware
 from stoker.core.errors import ConfigError
-from stoker.tune.check import CHECKS, MOST_CHECKS, Measured, broken, settled
+from stoker.tune.check import CHECKS, MAX_CHECKS, Measured, broken, settled
 from stoker.tune.compare import Load
 from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
 
@@ -406,7 +406,7 @@ def test_a_machine_that_stays_loaded_is_reported_and_the_promise_is_still_judged
 
     found = settled(measure, PROMISED, within_s=60.0)
 
-    assert len(given) == MOST_CHECKS
+    assert len(given) == MAX_CHECKS
     assert any(broken(PROMISED, found.figures))
     assert found.not_quiet() == (
         "The machine was not quiet: other processes took 1.2 of its 4 cores during 6 of 6 "

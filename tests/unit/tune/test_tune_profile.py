@@ -15,7 +15,7 @@ from stoker.pages.bars import Bar, Span, timeline, waterfall
 from stoker.pages.html import page, paragraph
 from stoker.pages.table import table
 from stoker.tune.client import Turns, enough_turns
-from stoker.tune.compare import PAIRS_LEAST, PAIRS_MOST, SAME, Gain
+from stoker.tune.compare import MAX_PAIRS, MIN_PAIRS, SAME, Gain
 from stoker.tune.profile import Profile, TrialFacts, Windows, diagnose, profile_of
 from stoker.tune.report import parts_of_a_step
 
@@ -141,11 +141,11 @@ def test_idle_time_within_the_noise_is_not_a_bottleneck(
 @pytest.mark.parametrize(
     ("fractions", "count"),
     [
-        ([0.5, 0.6], PAIRS_LEAST),
-        ([0.95, 1.4], PAIRS_LEAST),
+        ([0.5, 0.6], MIN_PAIRS),
+        ([0.95, 1.4], MIN_PAIRS),
         # One side only from so many pairs on.
         ([0.7] + [0.95] * 15, 10),
-        ([0.7, 1.4], PAIRS_MOST),
+        ([0.7, 1.4], MAX_PAIRS),
     ],
 )
 def test_pairs_are_measured_until_they_decide(fractions: list[float], count: int) -> None:
@@ -158,7 +158,7 @@ def test_pairs_are_measured_until_they_decide(fractions: list[float], count: int
     turns, paces = enough_turns(take, left_s=lambda: 60.0)
 
     assert len(turns) == len(paces) == count
-    assert len(enough_turns(take, left_s=lambda: 0.0)[0]) == PAIRS_LEAST
+    assert len(enough_turns(take, left_s=lambda: 0.0)[0]) == MIN_PAIRS
 
 
 def test_a_precision_is_named_only_where_it_is_clear() -> None:

@@ -21,7 +21,7 @@ from stoker.core.files import write_atomic, write_json
 from stoker.core.fingerprint import library_versions
 from stoker.tune.check import Measured, broken, settled, slower
 from stoker.tune.client import TrialClient, TrialLimits
-from stoker.tune.compare import PAIRS_LEAST, Load, watched_load
+from stoker.tune.compare import MIN_PAIRS, Load, watched_load
 from stoker.tune.ledger import Ledger
 from stoker.tune.lock import FILE, Lock, differing, read_lock, write_lock
 from stoker.tune.process import TrialFailed
@@ -211,7 +211,7 @@ def check(experiment: Experiment, *, progress: Callable[[str], None]) -> Check:
             with trials.alone(name="check", within_s=within_s) as trial:
                 with watched_load(trial.pid) as load:
                     # All processes share a minute, so each measures as few pairs as it can.
-                    profile = trial.profile(most_pairs=PAIRS_LEAST)
+                    profile = trial.profile(most_pairs=MIN_PAIRS)
                 prices = experiment.resources.usd_per_hour
                 return Measured(figures=summary(profile, usd_per_hour=prices), load=load())
 

@@ -17,29 +17,29 @@ from stoker.cluster.doctor.gpus import Gpus, GpuState
 from stoker.cluster.doctor.host import Host
 from stoker.core.errors import Finding
 
-LEAST_SHM_BYTES = 1 << 30
+MIN_SHM_BYTES = 1 << 30
 """With less, NCCL between the GPUs of a machine, and loaders with several processes, fail or slow down;
 Docker's default is 64 MiB."""
 
-LEAST_FILES = 4096
+MIN_FILES = 4096
 """Open files: one for each shard, connection and library."""
 
-LEAST_ADDRESS_SPACE = 256 << 30
+MIN_ADDRESS_SPACE = 256 << 30
 """CUDA maps the memory of the machine and of each GPU; each arena of a thread maps 64 MiB."""
 
-LEAST_THREADS_A_CORE = 256
+MIN_THREADS_A_CORE = 256
 """The thread pools of TensorFlow and tf.data have one thread per core, in each process."""
 
-LEAST_LOCKED_BYTES = 1 << 30
+MIN_LOCKED_BYTES = 1 << 30
 """NCCL locks its buffers for InfiniBand verbs; its documentation requires no limit."""
 
-LEAST_AVAILABLE_BYTES = 2 << 30
+MIN_AVAILABLE_BYTES = 2 << 30
 """Free memory for TensorFlow and a batch or two."""
 
-LEAST_DISK_BYTES_PER_S = 100e6
+MIN_DISK_BYTES_PER_S = 100e6
 """A slower disk feeds at most 1,000 JPEGs of 100 KB per second."""
 
-LEAST_FREE_BYTES = 10 << 30
+MIN_FREE_BYTES = 10 << 30
 """Free space for shards, checkpoints and exported models."""
 
 
@@ -286,7 +286,7 @@ def _figures(state: GpuState) -> str:
 
 def _host_memory(machine: Machine) -> Iterator[Finding]:
     host = machine.host
-    if host.available_bytes < LEAST_AVAILABLE_BYTES:
+    if host.available_bytes < MIN_AVAILABLE_BYTES:
         yield Finding.warning(
             "memory",
             f"{_gib(host.available_bytes)} of {_gib(host.memory_bytes)} memory are free",
@@ -299,7 +299,7 @@ def _host_memory(machine: Machine) -> Iterator[Finding]:
             "Raise the container's or the job's limit, e.g. docker run --memory=... or sbatch --mem=...",
         )
     shm, free = host.shm_bytes, host.shm_free_bytes
-    if shm is not None and free is not None and free < LEAST_SHM_BYTES:
+    if shm is not None and free is not None and free < MIN_SHM_BYTES:
         yield Finding.warning(
             "shm",
             f"/dev/shm has {_gib(shm)}, {_gib(free)} free: exchange between processes fails or is slow",  # noqa: S108 - its size
@@ -312,8 +312,8 @@ def _host_memory(machine: Machine) -> Iterator[Finding]:
 
 def _host_files(machine: Machine) -> Iterator[Finding]:
     host = machine.host
-    if 0 <= host.open_files < LEAST_FILES:
-        may = host.open_files_most < 0 or host.open_files_most >= LEAST_FILES
+    if 0 <= host.open_files < MIN_FILES:
+        may = host.open_files_most < 0 or host.open_files_most >= MIN_FILES
         yield Finding.warning(
             "open_files",
             f"this shell's processes may open {host.open_files} files",
@@ -327,20 +327,20 @@ def _host_files(machine: Machine) -> Iterator[Finding]:
 
 def _host_limits(machine: Machine) -> Iterator[Finding]:
     host = machine.host
-    if 0 <= host.address_space_bytes < LEAST_ADDRESS_SPACE:
+    if 0 <= host.address_space_bytes < MIN_ADDRESS_SPACE:
         yield Finding.warning(
             "address_space",
             f"this shell's processes may map {_gib(host.address_space_bytes)}: TensorFlow's threads "
             "and CUDA map far more than they use, and fail to start",
             "Remove the limit: ulimit -v unlimited",
         )
-    if 0 <= host.processes < LEAST_THREADS_A_CORE * host.cores:
+    if 0 <= host.processes < MIN_THREADS_A_CORE * host.cores:
         yield Finding.warning(
             "processes",
             f"you may have {host.processes} processes and threads, on {_count(host.cores, 'core')}",
-            f"Raise it: ulimit -u {LEAST_THREADS_A_CORE * host.cores}",
+            f"Raise it: ulimit -u {MIN_THREADS_A_CORE * host.cores}",
         )
-    if host.infiniband and 0 <= host.locked_bytes < LEAST_LOCKED_BYTES:
+    if host.infiniband and 0 <= host.locked_bytes < MIN_LOCKED_BYTES:
         yield Finding.warning(
             "locked_memory",
             f"a process may lock {_gib(host.locked_bytes)} into memory: NCCL cannot exchange over "
@@ -352,14 +352,14 @@ def _host_limits(machine: Machine) -> Iterator[Finding]:
 
 def _host_disk(machine: Machine) -> Iterator[Finding]:
     disk = machine.host.disk
-    if disk.free_bytes < LEAST_FREE_BYTES:
+    if disk.free_bytes < MIN_FREE_BYTES:
         yield Finding.warning(
             "disk_space",
             f"{_gib(disk.free_bytes)} are free on the disk of {disk.folder}",
             f"See what is large: du -xh --max-depth=2 {disk.folder} | sort -h | tail",
         )
     for verb, speed in (("reads", disk.read_bytes_per_s), ("writes", disk.write_bytes_per_s)):
-        if speed is not None and speed < LEAST_DISK_BYTES_PER_S:
+        if speed is not None and speed < MIN_DISK_BYTES_PER_S:
             yield Finding.warning(
                 "disk_speed",
                 f"the disk of {disk.folder} {verb} {speed / 1e6:.0f} MB/s",

@@ -27,7 +27,7 @@ from stoker.cluster.limits import (
 from stoker.cluster.resolver import VARIABLE, ClusterSpec, held_ports, local_cluster
 from stoker.core.errors import EXIT_BUG, ConfigError, Plain, UserError
 
-MOST_WORKERS = 1024
+MAX_WORKERS = 1024
 """A larger number of workers is certainly a typing error."""
 
 
@@ -64,11 +64,11 @@ class LaunchSettings:
         return self.workers + (self.servers + 1 if self.servers else 0)
 
     def __post_init__(self) -> None:
-        if not 1 <= self.workers <= MOST_WORKERS:
-            raise ConfigError(f"--workers must be from 1 to {MOST_WORKERS}", got=self.workers)
-        if not 0 <= self.servers <= MOST_WORKERS:
+        if not 1 <= self.workers <= MAX_WORKERS:
+            raise ConfigError(f"--workers must be from 1 to {MAX_WORKERS}", got=self.workers)
+        if not 0 <= self.servers <= MAX_WORKERS:
             raise ConfigError(
-                f"--parameter-servers must be from 0 to {MOST_WORKERS}", got=self.servers
+                f"--parameter-servers must be from 0 to {MAX_WORKERS}", got=self.servers
             )
 
 

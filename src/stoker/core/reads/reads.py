@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from stoker.core.folder_files import (
-    MOST_FILES,
+    MAX_FILES,
     Ignored,
     file_mark,
     is_time_mark,
@@ -172,7 +172,7 @@ def variable_mark(name: str) -> str:
 def snapshot(folder: Path, *, outputs: Collection[Path] = ()) -> dict[str, State]:
     """The state of every file in a folder that the user's code may read. No file is opened.
 
-    Folders beyond the limit of `MOST_FILES` are left out, and a log line names them.
+    Folders beyond the limit of `MAX_FILES` are left out, and a log line names them.
 
     Args:
         folder: The user's folder.
@@ -201,7 +201,7 @@ def _say_left_out(folders: tuple[str, ...]) -> None:
         "changes of the files in %s are not seen: at most %s files of the experiment's folder are "
         "observed. After a change train with --again, or list in .stokerignore what the code does not read",
         named,
-        f"{MOST_FILES:,}",
+        f"{MAX_FILES:,}",
     )
 
 

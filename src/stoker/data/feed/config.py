@@ -13,7 +13,7 @@ Decoder = Literal["auto", "native", "opencv"]
 ByteForm = Literal["x", "x/255", "x*(1/255)"]
 """How numbers were made from bytes x. A quotient and a product with the inverse differ in the last bit."""
 
-MOST = {"threads": 1024, "parallel_batches": 1024, "prefetch": 100_000}
+MAX = {"threads": 1024, "parallel_batches": 1024, "prefetch": 100_000}
 """Setting -> largest accepted value; more is a typo."""
 
 
@@ -53,7 +53,7 @@ class FeedConfig:
     to the device as uint8, and converted back in the step; any other value ends the run."""
 
     def __post_init__(self) -> None:
-        for name, most in MOST.items():
+        for name, most in MAX.items():
             value = getattr(self, name)
             if value is not None and not 1 <= value <= most:
                 raise ConfigError(f"train.feed.{name} must be from 1 to {most:,}", got=value)

@@ -20,10 +20,10 @@ from stoker.core.errors import UserError
 MEASURED_S = 0.05
 """Least CPU time of a measurement: some of the scheduler's time slices."""
 
-LEAST_RUNS = 3
+MIN_RUNS = 3
 """Least number of runs of a stage, so that a short disturbance affects only one of them."""
 
-MOST_RUNS = 50
+MAX_RUNS = 50
 """Most runs of a stage that takes almost no time."""
 
 
@@ -96,8 +96,8 @@ def bottleneck(stages: Sequence[StageCost]) -> StageCost:
 def _cpu_s(run: Callable[[], object]) -> float:
     """Return the CPU seconds of a run, the median of several."""
     cpu_times_s: list[float] = []
-    while len(cpu_times_s) < LEAST_RUNS or (
-        sum(cpu_times_s) < MEASURED_S and len(cpu_times_s) < MOST_RUNS
+    while len(cpu_times_s) < MIN_RUNS or (
+        sum(cpu_times_s) < MEASURED_S and len(cpu_times_s) < MAX_RUNS
     ):
         begun_s = time.process_time()
         run()

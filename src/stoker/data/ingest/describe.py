@@ -13,7 +13,7 @@ from stoker.data.sources.images.folder import ImageFolder
 from stoker.data.sources.records import Assumption, silent
 from stoker.data.sources.source import Source, list_source, open_source, workers_for
 
-MOST_DISTINCT = 1000
+MAX_DISTINCT = 1000
 """Most distinct values that are counted; a column with more is not a set of categories."""
 
 
@@ -26,7 +26,7 @@ class ColumnDescription:
 
     distinct: int | None
     """Number of different values, including the missing one; for vectors, over all their elements. None
-    if there are more than `MOST_DISTINCT`, and for images."""
+    if there are more than `MAX_DISTINCT`, and for images."""
 
     missing: int
     """Records without a value; for vectors, the missing values in them."""
@@ -115,7 +115,7 @@ class _Values:
         if self._distinct is not None:
             found = pa.chunked_array([*self._distinct.chunks, *found.chunks])
         self._distinct = pa.chunked_array([pc.unique(found)])
-        self._many = len(self._distinct) > MOST_DISTINCT
+        self._many = len(self._distinct) > MAX_DISTINCT
 
     def described(self) -> ColumnDescription:
         count = None if self._many else len(self._distinct or ())

@@ -92,7 +92,7 @@ JPEG_BYTES_PER_PIXEL = 0.3
 MEMORY_SHARE = 0.5
 """Largest share of the memory for raw pixels: reading is quick only while they stay in memory."""
 
-LEAST_SAVED_SHARE = 0.1
+MIN_SAVED_SHARE = 0.1
 """Smallest share of the core time of all epochs that a lossy store must save to be worth its loss."""
 
 DISK_SHARE = 0.8
@@ -173,7 +173,7 @@ class _Offer:
     """Core seconds to read the original images, each epoch."""
 
     def pays(self, epochs: int) -> bool:
-        return self.saved_s(epochs) > LEAST_SAVED_SHARE * self.original_epoch_s * epochs
+        return self.saved_s(epochs) > MIN_SAVED_SHARE * self.original_epoch_s * epochs
 
     def fits(self, space: Space) -> bool:
         on_disk = self.size_bytes <= space.free_disk_bytes * DISK_SHARE

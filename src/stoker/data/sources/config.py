@@ -33,13 +33,13 @@ REACH_KEYS = (
 )
 """Settings of access to a source or the shards, which do not change the records."""
 
-MOST_WORKERS = 1024
+MAX_WORKERS = 1024
 """Largest number of processes that a setting may have."""
 
-MOST_ROWS = 2**31
+MAX_ROWS = 2**31
 """Largest number of records in a setting: a larger one is a typing error."""
 
-MOST_PIXELS_A_SIDE = 1 << 15
+MAX_PIXELS_A_SIDE = 1 << 15
 """Longest side to which images are brought."""
 
 _SHARE_TOLERANCE = 1e-6
@@ -84,11 +84,11 @@ class ImagesConfig:
 
     def __post_init__(self) -> None:
         if self.size is not None and (
-            len(self.size) != 2 or min(self.size) < 1 or max(self.size) > MOST_PIXELS_A_SIDE
+            len(self.size) != 2 or min(self.size) < 1 or max(self.size) > MAX_PIXELS_A_SIDE
         ):
             raise ConfigError(
                 "data.images.size must be [height, width], each at least 1 pixel and at most "
-                f"{MOST_PIXELS_A_SIDE:,}",
+                f"{MAX_PIXELS_A_SIDE:,}",
                 got=list(self.size),
                 fix="Write for example `size: [224, 224]`.",
             )
@@ -107,9 +107,9 @@ class ImagesConfig:
             raise ConfigError("data.images.crop must be above 0 and at most 1", got=self.crop)
         if not 1 <= self.quality <= 100:
             raise ConfigError("data.images.quality must be from 1 to 100", got=self.quality)
-        if self.store_size is not None and not 1 <= self.store_size <= MOST_PIXELS_A_SIDE:
+        if self.store_size is not None and not 1 <= self.store_size <= MAX_PIXELS_A_SIDE:
             raise ConfigError(
-                f"data.images.store_size must be from 1 to {MOST_PIXELS_A_SIDE:,}",
+                f"data.images.store_size must be from 1 to {MAX_PIXELS_A_SIDE:,}",
                 got=self.store_size,
             )
 
@@ -261,12 +261,12 @@ class IngestConfig:
             object.__setattr__(self, "delimiter", "\t")
         _check_delimiter(self.delimiter)
         for name, least, most in (
-            ("max_bad_rows", 0, MOST_ROWS),
-            ("shard_rows", 1, MOST_ROWS),
+            ("max_bad_rows", 0, MAX_ROWS),
+            ("shard_rows", 1, MAX_ROWS),
             ("cache_bytes", 1, math.inf),
             ("store_attempts", 1, 1000),
             ("store_backoff_s", 0, 3600),
-            ("workers", 1, MOST_WORKERS),
+            ("workers", 1, MAX_WORKERS),
         ):
             value = getattr(self, name)
             if value is not None and value < least:

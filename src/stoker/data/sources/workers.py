@@ -35,7 +35,7 @@ AHEAD = 2
 """Parts in progress or done per worker process, so that a slow one does not block the others.
 Threads have one each, plus one in all: their parts are larger."""
 
-LEAST_BYTES, MOST_BYTES = 256 << 20, 2 << 30
+MIN_BYTES, MAX_BYTES = 256 << 20, 2 << 30
 """Bytes of the parts that are in progress: a sixteenth of the memory, within these. More cores would need
 more memory otherwise. While a part is typed it takes about three times its bytes."""
 
@@ -239,7 +239,7 @@ def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
 
 def most_bytes(memory: int) -> int:
     """Bytes of the parts that may be in progress on a machine with this much memory."""
-    return max(LEAST_BYTES, min(memory // 16, MOST_BYTES))
+    return max(MIN_BYTES, min(memory // 16, MAX_BYTES))
 
 
 def _in_order(

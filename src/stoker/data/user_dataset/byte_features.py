@@ -117,7 +117,7 @@ def _bits(value: tf.Tensor) -> tf.Tensor:
 
 FORMS: Final[tuple[ByteForm, ...]] = get_args(ByteForm)
 
-LEAST_BYTES = 1024
+MIN_BYTES = 1024
 """Least bytes per record of a feature that is checked."""
 
 
@@ -141,7 +141,7 @@ def _matches(values: NDArray[Any], form: ByteForm) -> bool:
     kind = values.dtype.kind
     if kind not in "fiu" or values.dtype.itemsize == 1 or (kind != "f" and form != "x"):
         return False
-    if values.size * values.dtype.itemsize < LEAST_BYTES * max(1, len(values)):
+    if values.size * values.dtype.itemsize < MIN_BYTES * max(1, len(values)):
         return False
     wide = np.nan_to_num(values.astype(np.float64)) * (1 if form == "x" else 255)
     places = np.clip(np.rint(wide), 0, 255).astype(np.uint8)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from stoker.monitor.rules.objectives import Objective, p99s_ms
 from stoker.monitor.rules.rule import Alert, Recording, Severity
-from stoker.monitor.rules.slo import LEAST_RATE
+from stoker.monitor.rules.slo import MIN_RATE
 from stoker.monitor.settings import RuleSettings
 
 _RATE = "model:stoker_requests:rate5m"
@@ -52,7 +52,7 @@ def _queue_growing(objective: Objective) -> Alert:
         name="StokerQueueGrowing",
         # At a low rate one scrape that sees a waiting request is a long wait; at 0, requests hang.
         expr=f"model:stoker_queue_wait_seconds:avg5m{objective.braces} > {objective.value / 1e3:g}"
-        f" unless {_RATE} > 0 < {LEAST_RATE}",
+        f" unless {_RATE} > 0 < {MIN_RATE}",
         lasts="10m",  # longer than the window: one scrape that sees a peak is in it for 5 minutes
         severity=Severity.TICKET,
         summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} for a thread and in the queue",

@@ -22,7 +22,7 @@ SERVER_ERRORS = "UNKNOWN|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|UNIMPLEMEN
 LATENCY_BUDGET = 0.01
 """Share of requests that may be slower than `p99_ms`."""
 
-LEAST_RATE = 1
+MIN_RATE = 1
 """Requests per second of a model below which no burn rate alerts: a single failure would be a large share."""
 
 
@@ -159,7 +159,7 @@ def _alert(promise: _Promise, burn: _Burn) -> Alert:
     return Alert(
         name=promise.alert + burn.suffix,
         expr=f"{promise.over(burn.long)} > {limit} and {promise.over(burn.short)} > {limit}"
-        f" and model:stoker_requests:rate{burn.short} >= {LEAST_RATE}",
+        f" and model:stoker_requests:rate{burn.short} >= {MIN_RATE}",
         severity=burn.severity,
         summary="Model {{ $labels.model_name }} uses up its error budget: {{ $value | humanizePercentage }} of requests",
         description=f"{promise.text}; at this rate the budget of 30 days is gone in {30 / burn.rate:.2g} days. "

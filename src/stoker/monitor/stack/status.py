@@ -14,7 +14,7 @@ from stoker.monitor.stack.processes import data_folder, is_ready
 from stoker.monitor.stack.state import Started
 
 _TAIL_BYTES = 1 << 16
-_LEAST_FREE_BYTES = 1 << 20
+_MIN_FREE_BYTES = 1 << 20
 """With less free space, the next write of Prometheus may fail; each takes at least 32 KiB."""
 
 _FULL = b"no space left on device"
@@ -94,7 +94,7 @@ def _problem(started: Started, state: str) -> str:
         # On a full disk, logs get no more lines.
         with contextlib.suppress(OSError):
             found = os.statvfs(each)
-            if found.f_bavail * found.f_frsize < _LEAST_FREE_BYTES:
+            if found.f_bavail * found.f_frsize < _MIN_FREE_BYTES:
                 return f"the disk of {each} is full: series get lost; free some space"
     try:
         with Path(started.log).open("rb") as log:

@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 _TIMEOUT_S = 1.0
 """Longest wait for one server, seconds."""
 
-_MOST_BYTES = 16 << 20
+_MAX_BYTES = 16 << 20
 """Largest accepted answer, bytes; the counts of a process take about 10 KiB."""
 
 _HINTS = dict.fromkeys(
@@ -54,7 +54,7 @@ class Scraper:
         path = f"{url.rstrip('/')}/v1/rollouts/{urllib.parse.quote(model, safe='')}/counts"
         try:
             token = os.environ.get(TOKEN_VARIABLE, "").strip()
-            answer = send(path, token=token, timeout_s=_TIMEOUT_S, most_bytes=_MOST_BYTES)
+            answer = send(path, token=token, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES)
             if not answer.is_success:
                 raise NoAnswerError(f"status {answer.status}{_HINTS.get(answer.status, '')}")
             content = json.loads(answer.body)

@@ -15,7 +15,7 @@ from stoker.cluster.processes import Child, ProcessOptions, how_it_ended
 from stoker.core.errors import UserError
 from stoker.rollout.http_call import NoAnswerError
 
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _STDERR = 2
 
 
@@ -60,7 +60,7 @@ def call_in_process(
 def _answer(reading: int, child: Child) -> bool | float | None:
     os.set_blocking(reading, False)  # a process that left the group may hold the other end open
     with contextlib.suppress(BlockingIOError, ValueError, KeyError, TypeError):
-        answer = json.loads(os.read(reading, _MOST_BYTES))
+        answer = json.loads(os.read(reading, _MAX_BYTES))
         if "error" in answer:
             raise NoAnswerError(str(answer["error"]))
         value: bool | float | None = answer["value"]

@@ -14,7 +14,7 @@ from pathlib import Path
 from stoker.core.errors import UserError
 from stoker.core.user_code import call, load_function
 
-MOST_CHARS = 500
+MAX_CHARS = 500
 """Longest text of an error: all of it must fit into the pipe."""
 
 
@@ -32,9 +32,9 @@ def main(folder: str, reference: str, descriptor: str) -> None:
         value = call(function, rollout, what=reference)
         answer: dict[str, object] = {"value": _plain(value)}
     except UserError as error:
-        answer = {"error": f"{error.rule}: {error.got}"[:MOST_CHARS]}
+        answer = {"error": f"{error.rule}: {error.got}"[:MAX_CHARS]}
     except TypeError as error:
-        answer = {"error": str(error)[:MOST_CHARS]}
+        answer = {"error": str(error)[:MAX_CHARS]}
     os.write(int(descriptor), json.dumps(answer).encode())
 
 

@@ -17,10 +17,10 @@ from stoker.rollout.gates.gates import VersionCounts
 from stoker.rollout.statistics.histogram import buckets_of
 from stoker.serve.routing import Route, RunRequests
 
-MOST_WAITING = 1024
+MAX_WAITING = 1024
 """Most runs in the queue; counting this many takes about 1 ms."""
 
-MOST_BYTES = 16 << 10
+MAX_BYTES = 16 << 10
 """A run with a larger output is counted at once, so that the queue holds little memory."""
 
 Values = NDArray[Any]
@@ -85,7 +85,7 @@ class WaitingAnswers:
             raw = values.tobytes()
         waiting = self._waiting
         waiting.append((requests, ended_s, values.dtype, values.shape, raw))
-        if len(waiting) >= MOST_WAITING or len(raw) > MOST_BYTES:
+        if len(waiting) >= MAX_WAITING or len(raw) > MAX_BYTES:
             self._when_full()
 
     def count(

@@ -15,10 +15,10 @@ from stoker.rollout.split import TrafficSplit
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 from stoker.serve.routing import Headers, Outputs, Route, RunRequests
 
-MOST_KEY_BYTES = 256
+MAX_KEY_BYTES = 256
 """Longest key whose route is cached: clients choose the keys, and headers may be large."""
 
-MOST_ROUTES = 10_000
+MAX_ROUTES = 10_000
 """Keys whose routes are cached: computing a route takes three times as long as looking it up."""
 
 
@@ -170,8 +170,8 @@ def _by_key(
 
 def _keep(known: dict[bytes, Route], key: bytes, route: Route) -> None:
     """Cache a route, unless its key is long."""
-    if len(key) <= MOST_KEY_BYTES:
-        if len(known) >= MOST_ROUTES:
+    if len(key) <= MAX_KEY_BYTES:
+        if len(known) >= MAX_ROUTES:
             known.clear()
         known[key] = route
 

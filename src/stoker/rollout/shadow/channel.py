@@ -20,7 +20,7 @@ from stoker.core.config import build
 
 _COUNT, _LENGTH = struct.Struct("!I"), struct.Struct("!Q")
 
-_MOST_ANSWER_BYTES = 16 << 20
+_MAX_ANSWER_BYTES = 16 << 20
 """Largest answer, bytes; an answer has a few numbers for each row."""
 
 
@@ -121,7 +121,7 @@ def receive_answer(channel: socket.socket) -> dict[str, Any] | None:
     if head is None:
         return None
     (length,) = _LENGTH.unpack(head)
-    if length > _MOST_ANSWER_BYTES:
+    if length > _MAX_ANSWER_BYTES:
         raise ValueError(f"an answer of {length} bytes")
     text = _received(channel, length)
     answer = None if text is None else json.loads(text)

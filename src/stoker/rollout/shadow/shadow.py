@@ -34,7 +34,7 @@ from stoker.serve.routing import CopyResult, RequestCopy, Route
 
 _log = logging.getLogger(__name__)
 
-MOST_SHARE = 0.005
+MAX_SHARE = 0.005
 """Share of one core that copies take from the server's process, which has one lock for all of its Python code."""
 
 _CLOSE_S = 1.0
@@ -197,7 +197,7 @@ class Shadow:
         reason, cpu_s = "", 0.0
         while not reason:
             with self._changed:
-                self._free_s = time.monotonic() + cpu_s / MOST_SHARE
+                self._free_s = time.monotonic() + cpu_s / MAX_SHARE
                 self._changed.wait_for(lambda: self._copy or self._closed)
                 if self._closed or self._copy is None:
                     return ""

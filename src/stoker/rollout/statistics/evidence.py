@@ -16,7 +16,7 @@ FACTORS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0])
 ALLOWED_RATIO = 1.25
 """Bad answers of the candidate for each of the baseline, at equal traffic, that still count as not worse."""
 
-MOST_NEEDED = 1 << 30
+MAX_NEEDED = 1 << 30
 """Counting stops after this many bad answers."""
 
 ALPHA = 0.001
@@ -137,4 +137,4 @@ def bad_answers_needed(
         return log_evidence([*before, worse], allowed_ratio=allowed_ratio)
 
     limit = log_threshold(alpha=alpha, gates=gates)
-    return bisect.bisect_left(range(MOST_NEEDED), limit, key=evidence)
+    return bisect.bisect_left(range(MAX_NEEDED), limit, key=evidence)

@@ -15,7 +15,7 @@ from stoker.scriptprofile.rules.input_rules import Machine, input_findings
 from stoker.scriptprofile.rules.low_impact import minor_findings
 from stoker.scriptprofile.rules.step_rules import function_findings, step_findings
 from stoker.scriptprofile.rules.wait_rules import bound_findings, feed_findings
-from stoker.scriptprofile.rules.wall_rules import LEAST_LOOP, share_of_script, wall_findings
+from stoker.scriptprofile.rules.wall_rules import MIN_LOOP, share_of_script, wall_findings
 
 NOT_ABOUT_SPEED = ("shuffle_memory", "float64_data")
 """Findings about an input that do not explain a wait for it."""
@@ -85,7 +85,7 @@ def _found(process: WatchedProcess, machine: Machine) -> Iterable[ScriptFinding]
         share = share_of_script(loop, process)
         for each in _of_loop(loop, process, machine):
             # For a loop that takes almost no time, only errors are reported.
-            if each.gain is None or share >= LEAST_LOOP:
+            if each.gain is None or share >= MIN_LOOP:
                 yield replace(each, of_script=share)
     yield from function_findings(process)
 

@@ -44,7 +44,7 @@ class ScriptFinding:
         if self.gain is None:
             return "not speed"
         low, high = self.gain
-        if high < LEAST_GAIN:
+        if high < MIN_GAIN:
             return "hardly any here"
         if self.kind == DEVICE_TIME:
             return f"at most {high:.2g}x"
@@ -67,10 +67,10 @@ class ScriptFinding:
 DEVICE_TIME = "device_time"
 """Kind of the finding about the most expensive kernel class: its gain is an upper bound."""
 
-LEAST_GAIN = 1.05
+MIN_GAIN = 1.05
 """A smaller gain is not reported."""
 
-MOST_GAIN = 20.0
+MAX_GAIN = 20.0
 """Largest estimate: a share that is nearly everything is not known precisely enough."""
 
 
@@ -81,5 +81,5 @@ def gain_of(share: float, *, least: float = 0.3) -> tuple[float, float]:
         share: Share of the step's time, in [0, 1].
         least: The part of it that is certainly saved.
     """
-    share = min(max(share, 0.0), 1.0 - 1.0 / MOST_GAIN)
+    share = min(max(share, 0.0), 1.0 - 1.0 / MAX_GAIN)
     return 1.0 / (1.0 - least * share), 1.0 / (1.0 - share)

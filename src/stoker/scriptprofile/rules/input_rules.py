@@ -16,27 +16,27 @@ from stoker.scriptprofile.observations import Node, Place, Stage
 from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
 from stoker.scriptprofile.rules.origin import argument_line, array_line
 
-LEAST_WAIT = 0.05
+MIN_WAIT = 0.05
 """Share of the step: with less, the input does not matter, and noise is as large."""
 
-LEAST_UNMEASURED = 0.2
+MIN_UNMEASURED = 0.2
 """The same share if W is unknown, so that Keras and Python are part of it."""
 
-LEAST_SHARE = 0.2
+MIN_SHARE = 0.2
 """Share of the input's CPU time: a stage with less is not reported."""
 
-LEAST_START, LEAST_START_S = 0.1, 0.25
+MIN_START, MIN_START_S = 0.1, 0.25
 """Waits before epochs that are reported: a share of the training's time, and seconds each."""
 
 LARGE_START = 0.25
 """Share of the training's time from which on shorter waits before epochs are also reported."""
 
-LEAST_WORK = 0.3
+MIN_WORK = 0.3
 """Share of a wait before an epoch that a pass's total work must have to be its reason."""
 
 BATCHES = {"batch", "padded_batch", "ragged_batch"}
 
-MOST_MEMORY = 0.25
+MAX_MEMORY = 0.25
 """Share of the machine's memory, for one buffer or one cache."""
 
 NAMED = 3
@@ -66,7 +66,7 @@ _ROW_ONLY = re.compile(
 )
 """Operations that cannot be batched, or whose own work is expensive."""
 
-LEAST_BATCH = 2
+MIN_BATCH = 2
 """Rows per batch."""
 
 _ENDLESS = (
@@ -104,7 +104,7 @@ def input_findings(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
     yield from _row_by_row(loop, waiting)
     if not generator:
         yield from _uncached(loop, waiting, machine)
-    if loop.wait is not None and loop.wait >= LEAST_WAIT:
+    if loop.wait is not None and loop.wait >= MIN_WAIT:
         yield from _prefetch(loop, loop.wait)
 
 
@@ -123,7 +123,7 @@ def _waiting(loop: Loop, starts: EpochStarts | None) -> _Waiting | None:
     known = loop.input_wait()
     wait = 0.0 if known is None else known.share
     if starts is None:
-        least = LEAST_WAIT if known is None or known.measured else LEAST_UNMEASURED
+        least = MIN_WAIT if known is None or known.measured else MIN_UNMEASURED
         if known is None or wait < least:
             return None
         return _Waiting(share=wait, text=known.text)
@@ -135,11 +135,11 @@ def _waiting(loop: Loop, starts: EpochStarts | None) -> _Waiting | None:
 def _matters(loop: FitLoop) -> bool:
     """Whether the waits before epochs are worth a finding."""
     starts = loop.epoch_starts
-    if starts is None or loop.feed is not None or starts.share < LEAST_START:
+    if starts is None or loop.feed is not None or starts.share < MIN_START:
         return False
     # A single wait may have any cause on this machine; short ones, and those in which Keras rebuilds
     # for arrays, need more evidence.
-    often = len(loop.starts) > 1 and starts.each_s >= LEAST_START_S and bool(loop.user_stages())
+    often = len(loop.starts) > 1 and starts.each_s >= MIN_START_S and bool(loop.user_stages())
     often |= len(loop.starts) > 2 and starts.share >= LARGE_START
     # If the steps wait longer in total, that must be fixed first.
     most = starts.share >= (1.0 - starts.share) * (loop.wait or 0.0)
@@ -156,7 +156,7 @@ def _may_be_the_input(loop: Loop, starts: EpochStarts) -> bool:
     if not loop.costs or not rows or any(stage not in ran for stage in loop.user_stages()):
         # Not all of the input's work is known: a shuffle may have read everything below it.
         return True
-    return rows * sum(cost.cpu_s_per_sample for cost in loop.costs) >= starts.each_s * LEAST_WORK
+    return rows * sum(cost.cpu_s_per_sample for cost in loop.costs) >= starts.each_s * MIN_WORK
 
 
 def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
@@ -192,7 +192,7 @@ def _costly_maps(loop: Loop) -> Iterator[tuple[int, Stage, float | None]]:
     """The user's maps that may take enough of the input's CPU time: index in the chain, stage, share."""
     for number, stage in enumerate(loop.stages):
         share = map_share(loop, stage)
-        if stage.kind == "map" and stage.in_user_code and (share is None or share >= LEAST_SHARE):
+        if stage.kind == "map" and stage.in_user_code and (share is None or share >= MIN_SHARE):
             yield number, stage, share
 
 
@@ -251,7 +251,7 @@ def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
         alone = any(_ROW_ONLY.search(each) for each in stage.operations)
         # Random numbers drawn per row would be drawn once per batch.
         alone |= stage.random or is_cached(loop, stage)
-        if not batched or not named or alone or loop.rows < LEAST_BATCH:
+        if not batched or not named or alone or loop.rows < MIN_BATCH:
             continue
         part = "" if share is None else f", {share:.0%} of the input's CPU time"
         yield ScriptFinding(
@@ -342,14 +342,14 @@ def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[Scrip
         return
     for number, stage in enumerate(loop.stages):
         share = map_share(loop, stage)
-        if stage.kind != "map" or share is None or share < LEAST_SHARE:
+        if stage.kind != "map" or share is None or share < MIN_SHARE:
             continue
         if not stage.in_user_code and stage not in loop.user_stages():
             continue
         size = _size(loop, number)
         if any(each.random for each in loop.stages[number:]) or size is None:
             continue
-        if size <= MOST_MEMORY * machine.memory_bytes:
+        if size <= MAX_MEMORY * machine.memory_bytes:
             yield ScriptFinding(
                 kind="uncached",
                 place=stage.place,
@@ -402,8 +402,8 @@ def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
             continue
         elements = min(count, _elements(loop, stage) or count)
         size = each * elements
-        if size > MOST_MEMORY * machine.memory_bytes:
-            fitting = max(1, int(MOST_MEMORY * machine.memory_bytes / 4 / max(1, each)))
+        if size > MAX_MEMORY * machine.memory_bytes:
+            fitting = max(1, int(MAX_MEMORY * machine.memory_bytes / 4 / max(1, each)))
             line = argument_line(stage.place, "shuffle", "buffer_size", position=0, value=count)
             yield ScriptFinding(
                 kind="shuffle_memory",

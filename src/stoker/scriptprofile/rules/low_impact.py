@@ -13,8 +13,8 @@ from stoker.scriptprofile.loops import DatasetLoop, FitLoop, Loop
 from stoker.scriptprofile.observations import Node, Stage, to_place
 from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import (
-    LEAST_SHARE,
-    LEAST_WAIT,
+    MIN_SHARE,
+    MIN_WAIT,
     given_by_generator,
     is_cached,
     is_sequential,
@@ -109,8 +109,8 @@ def _maps(loop: Loop) -> Iterator[ScriptFinding]:
             continue
         why, gain = _worth(loop, done=_made_parallel(stage, ran.get(stage.place)))
         share = map_share(loop, stage)
-        cheap = share is not None and share < LEAST_SHARE
-        if wait is not None and wait >= LEAST_WAIT and share is not None and cheap:
+        cheap = share is not None and share < MIN_SHARE
+        if wait is not None and wait >= MIN_WAIT and share is not None and cheap:
             gain = 1.0, 1.0 / (1.0 - min(wait * share, 0.95))
             why = (
                 f"little here: it takes {share:.1%} of the input's CPU time, at most {gain[1]:.3g}x"

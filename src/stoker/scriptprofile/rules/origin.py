@@ -14,7 +14,7 @@ from pathlib import Path
 
 from stoker.scriptprofile.observations import Place
 
-MOST_HOPS = 8
+MAX_HOPS = 8
 """Most steps from one name to the next: more do not help a reader."""
 
 _SAME_DATA = {"reshape", "copy", "ravel", "flatten", "transpose", "squeeze"}
@@ -170,7 +170,7 @@ class _File:
 
     def origin(self, node: ast.expr, value: object = None) -> ast.expr:
         """The expression that wrote a value, as far as it can be traced."""
-        for _ in range(MOST_HOPS):
+        for _ in range(MAX_HOPS):
             before = self._before(node, value)
             given_otherwise = value is not None and _value(before) not in (None, value)
             if before is None or given_otherwise:

@@ -9,7 +9,7 @@ from stoker.scriptprofile.observations import BatchHook, Place
 from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
 from stoker.scriptprofile.rules.origin import argument_line
 
-LEAST_PYTHON = 0.2
+MIN_PYTHON = 0.2
 """Share of a step that Python takes; with less, nothing is reported."""
 
 MUCH_PYTHON = 0.4
@@ -39,7 +39,7 @@ def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[Sc
         return
     sure: Sureness = "measured"
     gain = gain_of(python, least=0.5)
-    if python >= LEAST_PYTHON:
+    if python >= MIN_PYTHON:
         seen = f"{_share_of(split, python)}, and each call of the compiled step does one"
         why = "Callbacks, the progress bar and the call itself cost the same however little a step does."
     elif _is_hardly_any(loop, split):
@@ -88,7 +88,7 @@ def python_findings(loop: Loop) -> Iterator[ScriptFinding]:
     given = loop.hooks if isinstance(loop, FitLoop) else ()
     hooks = [(each, min(1.0, each.step_s / split.step_s)) for each in given]
     for hook, share in hooks:
-        if share >= LEAST_PYTHON:
+        if share >= MIN_PYTHON:
             yield _slow_hook(loop, split, hook, share)
     if split.python is None:
         return

@@ -13,19 +13,19 @@ from stoker.scriptprofile.rules.origin import argument_line, dtype_line, step_li
 from stoker.scriptprofile.rules.python_rules import python_findings
 from stoker.scriptprofile.rules.wait_rules import batch_call_findings
 
-MOST_TRACES = 4
+MAX_TRACES = 4
 """Traces of one function without a finding: two for its first call that creates variables, and an epoch's short batch."""
 
 PASSING_CALLS = 5
 """Calls of one tf.function: one that is made in a loop is called no more often."""
 
-MOST_NAMED = 3
+MAX_NAMED = 3
 """Number of changed arguments that are named."""
 
 SYNC_SHARE = 0.8
 """Share of a loop's steps that read a value, from which on every step counts as reading it."""
 
-LEAST_SYNCS = 20
+MIN_SYNCS = 20
 """With fewer steps, this says nothing."""
 
 
@@ -85,7 +85,7 @@ def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
 
 
 def _host_sync(loop: Loop, *, gpus: int) -> Iterator[ScriptFinding]:
-    if not isinstance(loop, OwnLoop) or loop.steps < LEAST_SYNCS or not loop.syncs:
+    if not isinstance(loop, OwnLoop) or loop.steps < MIN_SYNCS or not loop.syncs:
         return
     place, count = max(loop.syncs, key=lambda each: each[1])
     if count < SYNC_SHARE * loop.steps:
@@ -176,9 +176,9 @@ def function_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
     for function in process.functions:
         # A function of each of several models is also made several times, but then called many times.
         is_passing = function.calls <= PASSING_CALLS * function.made
-        if function.made > MOST_TRACES and function.traces > MOST_TRACES and is_passing:
+        if function.made > MAX_TRACES and function.traces > MAX_TRACES and is_passing:
             yield _made_again(function, process)
-        elif function.traces > MOST_TRACES * function.made:
+        elif function.traces > MAX_TRACES * function.made:
             yield _retraced(function, process)
 
 
@@ -236,7 +236,7 @@ def _changing(causes: tuple[Mapping[str, str], ...]) -> list[tuple[str, list[str
         for name, value in cause.items():
             values.setdefault(name, {})[value] = None
     changed = [(name, list(found)) for name, found in values.items() if len(found) > 1]
-    return sorted(changed, key=lambda each: -len(each[1]))[:MOST_NAMED]
+    return sorted(changed, key=lambda each: -len(each[1]))[:MAX_NAMED]
 
 
 def _gain_of_traces(function: Function, process: WatchedProcess) -> tuple[float, float]:

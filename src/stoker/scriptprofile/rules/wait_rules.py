@@ -9,12 +9,12 @@ from stoker.scriptprofile.input_stages import StageCost
 from stoker.scriptprofile.loops import DatasetLoop, FitLoop, Loop
 from stoker.scriptprofile.observations import NOWHERE, Feed, Stage
 from stoker.scriptprofile.rules.finding import ScriptFinding, gain_of
-from stoker.scriptprofile.rules.input_rules import LEAST_UNMEASURED, LEAST_WAIT
+from stoker.scriptprofile.rules.input_rules import MIN_UNMEASURED, MIN_WAIT
 
-LEAST_UNPARTED = 0.2
+MIN_UNPARTED = 0.2
 """Share of the step that is input or Python, if the two cannot be separated."""
 
-LEAST_CALLS = 0.5
+MIN_CALLS = 0.5
 """Calls of `train_on_batch` per step, from which on a loop consists of them."""
 
 
@@ -24,9 +24,9 @@ def feed_findings(loop: Loop, *, cores: int) -> Iterator[ScriptFinding]:
     if feed is None or loop.split is None:
         return
     wait, unparted = loop.wait, loop.split.input_share()
-    if wait is not None and wait >= LEAST_WAIT:
+    if wait is not None and wait >= MIN_WAIT:
         share, waits = wait, f"the step waits {wait:.0%} of its time"
-    elif wait is None and unparted is not None and unparted >= LEAST_UNPARTED:
+    elif wait is None and unparted is not None and unparted >= MIN_UNPARTED:
         share = unparted
         waits = f"{unparted:.0%} of the step is input and Python, which cannot be separated here"
     else:
@@ -70,10 +70,10 @@ def _change(feed: Feed, cores: int) -> str:
 def batch_call_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
     """Loops that call `train_on_batch`, where Python between the calls is much of the step."""
     split = loop.split
-    if split is None or split.python is None or split.python < LEAST_UNPARTED:
+    if split is None or split.python is None or split.python < MIN_UNPARTED:
         return
     place, count = max(process.on_batches, key=lambda each: each[1], default=(None, 0))
-    if place is None or isinstance(loop, FitLoop) or count < LEAST_CALLS * loop.steps:
+    if place is None or isinstance(loop, FitLoop) or count < MIN_CALLS * loop.steps:
         return
     yield ScriptFinding(
         kind="train_on_batch",
@@ -88,7 +88,7 @@ def batch_call_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptF
     )
 
 
-LEAST_BOUND = 0.1
+MIN_BOUND = 0.1
 """Share of the step spent waiting, from which on it is a finding without another explanation."""
 
 _FIRST = {
@@ -129,7 +129,7 @@ def _decodes_large(stage: Stage) -> bool:
 def bound_findings(loop: Loop) -> Iterator[ScriptFinding]:
     """A wait for input, for a loop whose input has no other finding."""
     split, known = loop.split, loop.input_wait()
-    least = LEAST_BOUND if known is None or known.measured else LEAST_UNMEASURED
+    least = MIN_BOUND if known is None or known.measured else MIN_UNMEASURED
     if split is None or known is None or known.share < least:
         return
     if isinstance(loop, FitLoop) and not loop.user_stages():

@@ -11,13 +11,13 @@ from stoker.scriptprofile.observations import FirstPass, Stage, WallPart
 from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import is_sequential, nodes_of
 
-LEAST_PART = 0.10
+MIN_PART = 0.10
 """Share of the time without imports, from which on a part is a finding."""
 
-LEAST_WALL_S, LEAST_CPU_S, LONG_S = 2.0, 1.0, 10.0
+MIN_WALL_S, MIN_CPU_S, LONG_S = 2.0, 1.0, 10.0
 """It also needs this many seconds on both clocks, or this long: load makes short parts long."""
 
-LEAST_LOOP = 0.05
+MIN_LOOP = 0.05
 """Share of a script's time without imports: loops with less get no advice about speed."""
 
 MANY_CALLS = 20
@@ -78,13 +78,8 @@ def wall_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
     base_s = sum(parts.values()) - parts.get("imports", 0.0)
     for part in process.wall_parts:
         share = part.wall_s / base_s if base_s > 0 else 0.0
-        is_long = part.cpu_s >= LEAST_CPU_S or part.wall_s >= LONG_S
-        if (
-            part.kind not in _SAID
-            or share < LEAST_PART
-            or part.wall_s < LEAST_WALL_S
-            or not is_long
-        ):
+        is_long = part.cpu_s >= MIN_CPU_S or part.wall_s >= LONG_S
+        if part.kind not in _SAID or share < MIN_PART or part.wall_s < MIN_WALL_S or not is_long:
             continue
         what, why, change = _SAID[part.kind]
         if part.kind == "predict" and part.calls >= MANY_CALLS:
@@ -193,10 +188,10 @@ def _slow_first_pass(loop: Loop, base_s: float) -> Iterator[ScriptFinding]:
         base_s: The script's time without imports, seconds.
     """
     first, filled_s = loop.first_pass, filling_s(loop)
-    if first is None or filled_s < LEAST_PART * base_s:
+    if first is None or filled_s < MIN_PART * base_s:
         return
     # The time that it would have taken without other programs on the machine.
-    if filled_s * (1.0 - first.away) < LEAST_WALL_S:
+    if filled_s * (1.0 - first.away) < MIN_WALL_S:
         return
     work = _work_below_cache(loop, first)
     stage = max(work, key=lambda each: each[1])[0] if work else _likely_dearest(loop)

@@ -34,12 +34,12 @@ from stoker.serve.runtime.gil_yield import GilYield
 
 _log = logging.getLogger(__name__)
 
-LEAST_ROWS = 200
+MIN_ROWS = 200
 """A window with fewer rows is extended: in a smaller one, chance alone explains a difference of 0.1."""
 
 INTERVAL_S = 0.5
 """Shortest time between two sampled requests of a version, seconds: the cost has a limit at any load, and a window of
-the default 300 s still has three times `LEAST_ROWS`."""
+the default 300 s still has three times `MIN_ROWS`."""
 
 REQUEST_ROWS = 64
 """Most rows of a request that are taken."""
@@ -138,7 +138,7 @@ class PredictionQuality:
                 continue
             window.add(_rows_of(sampled, window.training))
             is_over = time.monotonic() - window.began_s >= self._window_s
-            if is_over and window.seen >= LEAST_ROWS:
+            if is_over and window.seen >= MIN_ROWS:
                 del self._windows[sampled.model]
                 self._compare(sampled.model, window)
 

@@ -6,7 +6,7 @@ from stoker.serve.errors import Code
 from stoker.serve.observability.counters import Count, Spread
 from stoker.serve.observability.metrics import ServeMetrics
 
-MOST_VERSIONS = 100
+MAX_VERSIONS = 100
 """Versions of a model with a label of their own, of each worker; further ones are `OTHER_VERSIONS`.
 Series are never removed, and a server may see a new version each hour."""
 
@@ -61,6 +61,6 @@ class VersionMetrics:
         if version is None:
             return ""
         labels = self._labels.setdefault(model, {})
-        if version not in labels and len(labels) >= MOST_VERSIONS:
+        if version not in labels and len(labels) >= MAX_VERSIONS:
             return OTHER_VERSIONS
         return labels.setdefault(version, str(version))

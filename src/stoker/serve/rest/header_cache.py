@@ -23,10 +23,10 @@ _TENSOR = b"octet-stream"
 
 _END = b"\r\n\r\n"
 
-MOST_HEADS = 1024
+MAX_HEADS = 1024
 """Most cached headers; the same headers with another body length count as others."""
 
-_MOST_BYTES = 2048
+_MAX_BYTES = 2048
 """Largest headers that are cached."""
 
 MAX_BYTES = 16 << 10
@@ -80,9 +80,9 @@ class HeaderCache:
     def add(self, data: bytes, head: Head, *, body_bytes: int) -> None:
         """Cache the head of a request if `data` is exactly that request."""
         end = data.find(_END) + len(_END)
-        if end > _MOST_BYTES or len(data) - end != body_bytes:
+        if end > _MAX_BYTES or len(data) - end != body_bytes:
             return
-        if len(self._known) >= MOST_HEADS:
+        if len(self._known) >= MAX_HEADS:
             self._known.clear()  # those in use are soon cached again
         self._known[data[:end]] = head, body_bytes
         self.misses += 1

@@ -16,7 +16,7 @@ from stoker.serve.runtime.gil_yield import GilYield, YieldGil
 from stoker.telemetry import exposition, openmetrics
 from stoker.telemetry.catalogue.serving import MODEL_LOADED
 
-MOST_LOAD = 0.2
+MAX_LOAD = 0.2
 """Share of a core that scrapes take at most, however often they are sent: the rest is for requests to models."""
 
 
@@ -74,7 +74,7 @@ class Scrapes:
                 ]  # a scrape that comes from now on waits for another build
                 loop = asyncio.get_running_loop()
                 answer, cpu_s = await loop.run_in_executor(self._thread, self._built, form, gzip)
-                self._not_before_s = time.monotonic() + cpu_s * (1.0 / MOST_LOAD - 1.0)
+                self._not_before_s = time.monotonic() + cpu_s * (1.0 / MAX_LOAD - 1.0)
                 return answer
         finally:
             if self._next.get((form, gzip)) is asyncio.current_task():

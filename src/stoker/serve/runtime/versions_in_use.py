@@ -14,7 +14,7 @@ from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
 REQUESTS, LOADING = 0, 1
 """Indexes in a version's row: the number of requests that use it; 1 while it is loaded."""
 
-_MOST_ROWS = 10_000
+_MAX_ROWS = 10_000
 """Most versions that one worker records: rows are never removed."""
 
 
@@ -28,7 +28,7 @@ class VersionsInUse:
     def row(self, model: str, base: Path, version: int) -> memoryview[float]:
         """[2] the row of a version; its servable writes `REQUESTS` and `LOADING`."""
         key = json.dumps([model, str(base), version])
-        if not self._rows.has_room(key, most=_MOST_ROWS):
+        if not self._rows.has_room(key, most=_MAX_ROWS):
             return memoryview(bytearray(16)).cast("d")
         return self._rows.row(key, 2)
 

@@ -10,7 +10,7 @@ from stoker.telemetry.gpu.readings import GpuProcess
 
 PROC = Path("/proc")
 
-_MOST_PARENTS = 8
+_MAX_PARENTS = 8
 """Number of parent processes that are checked: a worker of a training or a server is a child of it."""
 
 _LOCK = "lock"
@@ -36,7 +36,7 @@ def owner_of(pid: int, memory_bytes: int | None, *, proc: Path = PROC) -> GpuPro
 
 
 def _with_parents(pid: int, proc: Path) -> Iterator[int]:
-    for _ in range(_MOST_PARENTS):
+    for _ in range(_MAX_PARENTS):
         if pid <= 1:
             return
         yield pid

@@ -23,10 +23,10 @@ from stoker.telemetry.wall_time import STEPS, TimeLeft
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 """Upper edges of the histogram of step times, seconds; the last bucket has none."""
 
-MOST_NAMES = 200
+MAX_NAMES = 200
 """Most scalars that become series; TensorBoard also has the other metrics of a model."""
 
-MOST_WAITING = 256
+MAX_WAITING = 256
 """Most calls whose scalars are queued for a scrape; then training counts them all at once, which is quicker."""
 
 LOOK_EVERY_S = 0.5
@@ -118,7 +118,7 @@ class LiveMetrics:
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
         """Store the scalars of a call or an epoch; the caller must not change them afterwards."""
         self._waiting.append((step, scalars))
-        if len(self._waiting) >= MOST_WAITING:
+        if len(self._waiting) >= MAX_WAITING:
             with self._lock:
                 self._count()
 
@@ -131,7 +131,7 @@ class LiveMetrics:
             if done and step_s is not None:
                 self._steps += done
                 self._histogram.add(done, step_s)
-            if len(self._newest) < MOST_NAMES or scalars.keys() <= self._newest.keys():
+            if len(self._newest) < MAX_NAMES or scalars.keys() <= self._newest.keys():
                 self._newest.update(scalars)
             else:
                 known = self._newest.keys() | _DIRECT

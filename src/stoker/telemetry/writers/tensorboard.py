@@ -212,7 +212,7 @@ PAUSE_S = 0.2
 """Polling interval of the thread, seconds: waking it for each task would lengthen a call of one short
 step by a twentieth."""
 
-MOST_WAITING = 10_000
+MAX_WAITING = 10_000
 """Most queued tasks. If the disk does not respond, the next task waits, and memory does not
 grow."""
 
@@ -248,7 +248,7 @@ class Behind:
             raise ValueError("closed: nothing more is written")
         self._raise()
         self._pieces.append(piece)
-        if len(self._pieces) > MOST_WAITING:
+        if len(self._pieces) > MAX_WAITING:
             self.wait()
 
     def wait(self) -> None:

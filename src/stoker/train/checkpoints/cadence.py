@@ -13,10 +13,10 @@ from collections.abc import Callable
 
 from stoker.train.config import CheckpointConfig
 
-LEAST_EVERY_S = 5.0
+MIN_EVERY_S = 5.0
 """Shortest interval, seconds: losing less than this is not worth the wear of the disk."""
 
-MOST_EVERY_S = 1800.0
+MAX_EVERY_S = 1800.0
 """Longest interval, seconds: no more work than this is lost, whatever a checkpoint costs."""
 
 AIM = 0.8
@@ -26,7 +26,7 @@ cost is known."""
 USUAL_CALLS = 50
 """Number of the newest calls without a checkpoint in progress that define the usual step time."""
 
-LEAST_CALLS = 5
+MIN_CALLS = 5
 """Least number of them. Before that, the CPU time of writing is taken as the slowdown."""
 
 
@@ -56,10 +56,10 @@ class Cadence:
         if self._config.every_s != "auto":
             return self._config.every_s
         if not self._costs_s:
-            return LEAST_EVERY_S
+            return MIN_EVERY_S
         # The mean is what the whole run pays; the last one counts if costs have grown.
         cost_s = max(sum(self._costs_s) / len(self._costs_s), self._costs_s[-1])
-        return min(MOST_EVERY_S, max(LEAST_EVERY_S, cost_s / (AIM * self._config.max_overhead)))
+        return min(MAX_EVERY_S, max(MIN_EVERY_S, cost_s / (AIM * self._config.max_overhead)))
 
     def due(self, step: int) -> bool:
         """Return whether a checkpoint is due after this many steps."""
@@ -93,7 +93,7 @@ class Cadence:
             cpu_s: CPU time of writing, seconds.
         """
         slowed_s = cpu_s
-        if self._beside_steps and len(self._usual_s) >= LEAST_CALLS:
+        if self._beside_steps and len(self._usual_s) >= MIN_CALLS:
             usual_s = self._beside_steps * statistics.median(self._usual_s)
             slowed_s = max(0.0, self._beside_s - usual_s)
         self._beside_s, self._beside_steps = 0.0, 0

@@ -15,7 +15,7 @@ import tensorflow as tf
 WINDOW = 100
 """Newest steps that count."""
 
-LEAST = 20
+MIN_STEPS = 20
 """Least number of steps for a median."""
 
 
@@ -61,8 +61,8 @@ class LocalStepTime:
             self._ended_s.assign(self._clock())
 
     def median_s(self) -> float | None:
-        """Return the median, seconds; None before `LEAST` steps. Thread-safe."""
+        """Return the median, seconds; None before `MIN_STEPS` steps. Thread-safe."""
         count = min(int(self._count.numpy()), WINDOW)
-        if count < LEAST:
+        if count < MIN_STEPS:
             return None
         return float(np.median(self._seconds.numpy()[:count]))

@@ -107,7 +107,7 @@ def _timed(run_resident: RunResident, element: Any, steps: int) -> float:
     return time.monotonic() - begun_s
 
 
-LEAST_GAP = 3
+MIN_GAP = 3
 """Fewest calls between two windows: of three, the two that do not follow a window are timed."""
 
 FIRST_AFTER = 2
@@ -145,7 +145,7 @@ class CeilingWindows:
             return False
         self._count += 1
         # Spread over the rest of the epoch, so that they see the same conditions as the real calls.
-        self._next = self._calls + max(LEAST_GAP, calls_left // (self.missing + 1))
+        self._next = self._calls + max(MIN_GAP, calls_left // (self.missing + 1))
         return True
 
 

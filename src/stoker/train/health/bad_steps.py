@@ -9,7 +9,7 @@ from typing import Any, Literal
 from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.train.health.layers import BadValues
 
-FLOAT16_MOST = 65_504.0
+MAX_FLOAT16 = 65_504.0
 """Largest finite float16."""
 
 LARGE = 1e30
@@ -120,7 +120,7 @@ def _advice(bad: BadStep, found: BadValues | None) -> str:
             "float16 ends at 65504: set train.loss_scale: dynamic, which skips such a step, or "
             "train.precision: mixed_bfloat16."
         )
-    if found.dtype == "float16" and (found.most or FLOAT16_MOST) > FLOAT16_MOST / 8:
+    if found.dtype == "float16" and (found.most or MAX_FLOAT16) > MAX_FLOAT16 / 8:
         return "float16 ends at 65504: set train.precision: mixed_bfloat16, or float32."
     if max(abs(found.least or 0.0), abs(found.most or 0.0)) > LARGE:
         return (
@@ -138,7 +138,7 @@ def _advice(bad: BadStep, found: BadValues | None) -> str:
     )
 
 
-MOST_BUDGET = 1000
+MAX_BUDGET = 1000
 """A larger budget is unreasonable: each rollback costs up to the steps between two checkpoints."""
 
 
@@ -153,9 +153,9 @@ class NanConfig:
     """Most rollbacks of a run."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.nan_budget <= MOST_BUDGET:
+        if not 0 <= self.nan_budget <= MAX_BUDGET:
             raise ConfigError(
-                f"train.nan_budget must be from 0 to {MOST_BUDGET}", got=self.nan_budget
+                f"train.nan_budget must be from 0 to {MAX_BUDGET}", got=self.nan_budget
             )
 
 

@@ -154,7 +154,7 @@ class Divergence:
         )
 
 
-LEAST = 1.0
+MIN_SCALE = 1.0
 """Below it, scaling makes gradients smaller, the opposite of its purpose."""
 
 HALVINGS = 8
@@ -177,7 +177,7 @@ class LossScaleWatch:
             scale: The scale; there may be several halvings between two calls.
 
         Returns:
-            A finding once per fall: below `LEAST`, or halved `HALVINGS` times without a rise.
+            A finding once per fall: below `MIN_SCALE`, or halved `HALVINGS` times without a rise.
         """
         if scale > self._last:
             self._top, self._reported = scale, False
@@ -185,7 +185,7 @@ class LossScaleWatch:
         if self._reported:
             return None
         fallen = math.log2(self._top / scale) if scale > 0 else math.inf
-        if scale >= LEAST and fallen < HALVINGS:
+        if scale >= MIN_SCALE and fallen < HALVINGS:
             return None
         self._reported = True
         return Finding.warning(

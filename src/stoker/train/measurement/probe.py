@@ -33,11 +33,11 @@ from stoker.train.step.program import StepInput
 LEAD_SHARE = 0.25
 """Share of a window that runs before it is timed, so that all threads are active."""
 
-LEAD_MOST_S = 2.0
+MAX_LEAD_S = 2.0
 """Longest time spent on using up elements that were prefetched before a window; if some are left
 then, they are too few per second to matter."""
 
-LEAD_LEAST = 16
+MIN_LEAD = 16
 """Elements after which a decrease of the prefetched elements is visible: a pause of the step by
 other processes makes up for a few."""
 
@@ -51,7 +51,7 @@ FALLEN_SHARE = 0.05
 LONGEST_CALL_S = 1.0
 """Longer calls are split, so that windows keep their length, seconds."""
 
-IDLE_SHARE, IDLE_POLL_S, IDLE_MOST_S = 0.1, 0.02, 3.0
+IDLE_SHARE, IDLE_POLL_S, MAX_IDLE_S = 0.1, 0.02, 3.0
 """A window of the step starts when the rest of the process uses less than this share of a core
 (input that fills its buffers uses more), or after this many seconds of waiting."""
 
@@ -183,7 +183,7 @@ class Probe:
             0.0,
             prefetched_elements(self._step_input.iterator),
         )
-        while (spent_s := time.monotonic() - begun_s) < LEAD_MOST_S:
+        while (spent_s := time.monotonic() - begun_s) < MAX_LEAD_S:
             call_s = time.monotonic()
             steps, _, wait_s = once()
             call_s = time.monotonic() - call_s
@@ -193,7 +193,7 @@ class Probe:
             if before is None:
                 if taken >= self._unseen or wait_s > WAITED_SHARE * call_s:
                     return
-            elif taken >= LEAD_LEAST:
+            elif taken >= MIN_LEAD:
                 ready = prefetched_elements(self._step_input.iterator) or 0.0
                 if ready < 1.0 or before - ready <= FALLEN_SHARE * taken:
                     return
@@ -320,7 +320,7 @@ def _first_of(calls: Calls) -> Calls:
 
 def _await_idle() -> None:
     """Wait until the input has filled its buffers, which takes CPU time."""
-    end_s = time.monotonic() + IDLE_MOST_S
+    end_s = time.monotonic() + MAX_IDLE_S
     while time.monotonic() < end_s:
         cpu_s, begun_s = time.process_time(), time.monotonic()
         time.sleep(IDLE_POLL_S)  # tf.data does not report when its buffer is full

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from stoker.train.checkpoints.cadence import LEAST_EVERY_S, MOST_EVERY_S
+from stoker.train.checkpoints.cadence import MAX_EVERY_S, MIN_EVERY_S
 from stoker.train.checkpoints.state import TrainingState
 from stoker.train.loop.run import Run
 from stoker.train.setup.strategy import in_packs
@@ -119,7 +119,7 @@ def checkpoint_s(run: Run, state: TrainingState) -> float:
     copy_s, step_s = time.monotonic() - begun_s, run.last_ceiling_s
     if config.every_steps is not None:
         return copy_s / config.every_steps
-    by_cost_s = min(MOST_EVERY_S, max(LEAST_EVERY_S, copy_s / config.max_overhead))
+    by_cost_s = min(MAX_EVERY_S, max(MIN_EVERY_S, copy_s / config.max_overhead))
     every_s = by_cost_s if config.every_s == "auto" else config.every_s
     return copy_s * step_s / every_s
 

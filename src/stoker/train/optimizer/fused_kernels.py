@@ -180,7 +180,7 @@ def fuse(optimizer: keras.optimizers.Optimizer, *, wanted: bool) -> None:
         setattr(inner, UPDATE_ALL, fused.update_all)
 
 
-_LEAST_EPSILON = 1.001e-5
+_MIN_EPSILON = 1.001e-5
 """Source: tf.nn.fused_batch_norm, which passes cuDNN no smaller one."""
 
 _OURS = "fused"
@@ -211,7 +211,7 @@ def _is_plain(layer: Any) -> bool:
     return (
         rank in (2, 3, 4)
         and layer.axis in (-1, rank - 1)
-        and layer.epsilon >= _LEAST_EPSILON
+        and layer.epsilon >= _MIN_EPSILON
         and not layer.renorm
         and not layer.synchronized
     )

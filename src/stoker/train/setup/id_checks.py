@@ -32,7 +32,7 @@ FEWEST_VALUES = 32
 FEWEST_UNKNOWN = 8
 """Values below which a batch without a known value may be chance."""
 
-_MOST_ROWS, _MOST_IMAGE_ROWS = 65_536, 256
+_MAX_ROWS, _MAX_IMAGE_ROWS = 65_536, 256
 """Most rows of a split in which a value out of vocabulary is searched, without and with images: a row
 of images takes some 100 KB."""
 
@@ -236,7 +236,7 @@ def _features_out_of_vocabulary(
     own = next(column for column in columns if column.name == loss["column"])
     terms = transform.spec.vocabularies[loss["vocabulary"]].read(transform.root)
     known = {*terms, _as_term(PADDING.get(own.dtype, b""))}
-    most = _MOST_IMAGE_ROWS if any(c.dtype == "image" for c in columns) else _MOST_ROWS
+    most = _MAX_IMAGE_ROWS if any(c.dtype == "image" for c in columns) else _MAX_ROWS
     names, rows, read = [column.name for column in columns], min(most, _ROWS_PER_READ), 0
     for batch in dataset.batches(loss["split"], columns=names, rows=rows, whole=False):
         values = to_numpy(own, batch.column(own.name)).reshape(batch.num_rows, -1)

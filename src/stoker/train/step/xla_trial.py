@@ -38,7 +38,7 @@ _LOG = logging.getLogger(__name__)
 MIN_REMAINING_S = 60.0
 """XLA does not start to compile if less of the run remains, by the speed of its steps."""
 
-PAIRS, MOST_PAIRS = 5, 51
+PAIRS, MAX_PAIRS = 5, 51
 """Calls of each form of the step that are compared, in pairs: minimum and maximum; odd, so that the
 median is one of them."""
 
@@ -235,7 +235,7 @@ class XlaTrial:
     def _plan_comparison(self, steps: int) -> None:
         """Plan the turns; none if too few steps remain for the comparison and a gain after it."""
         left = self._position.steps - self._position.step
-        pairs = min(MOST_PAIRS, max(PAIRS, round(FORM_S / (steps * self._step_s)) | 1))
+        pairs = min(MAX_PAIRS, max(PAIRS, round(FORM_S / (steps * self._step_s)) | 1))
         if left < 4 * pairs * steps:
             self._decide(xla=False, why="not used, too few steps remain for a comparison")
             return

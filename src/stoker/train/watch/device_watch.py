@@ -45,7 +45,7 @@ at most `WARM_CALLS` times in a row."""
 TRACED_STEPS = 5
 """Steps in a trace, if they fit in its length."""
 
-LEAST_TRACE_S, MOST_TRACE_S = 0.3, 2.0
+MIN_TRACE_S, MAX_TRACE_S = 0.3, 2.0
 """Length of a trace, seconds: enough for some steps of a small model, or a few of a large one."""
 
 LONGEST_END_S = 20.0
@@ -144,7 +144,7 @@ class DeviceWatch:
         self._call_begun_s = time.monotonic()
         due = self._calls >= WARM_CALLS and self._rate is not None
         if due and self._model is not None and not self._why and self._is_missing():
-            length_s = min(MOST_TRACE_S, max(LEAST_TRACE_S, TRACED_STEPS * self._step_s))
+            length_s = min(MAX_TRACE_S, max(MIN_TRACE_S, TRACED_STEPS * self._step_s))
             self._trace = _Trace(length_s, self._model)
             self._trace.start()
             outlives_python(self._trace, does="the trace of the device is read")

@@ -26,7 +26,7 @@ from stoker.train.watch.summaries import (
 
 _LOG = logging.getLogger(__name__)
 
-MOST_SHARE = 0.01
+MAX_SHARE = 0.01
 """Largest share of the wall time since training began that histograms may take, if the settings do
 not say how often they are shown; `FREE_S` is allowed in any case."""
 
@@ -39,7 +39,7 @@ pass for them would delay that step."""
 
 GRADIENTS_S = 4.0
 """Assumed time of the first pass for the gradients of a larger model, seconds, as TensorBoard took
-for ResNet-50 on an H200: they are first shown when that is within `MOST_SHARE` of the time."""
+for ResNet-50 on an H200: they are first shown when that is within `MAX_SHARE` of the time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -129,14 +129,14 @@ class ModelWatch:
 
     def _may_show_gradients(self) -> bool:
         if not self._knows_gradients:
-            most_s = MOST_SHARE * (self._now_s() - self._began_s)
+            most_s = MAX_SHARE * (self._now_s() - self._began_s)
             self._knows_gradients = self._spent_s + GRADIENTS_S <= most_s
         return self._knows_gradients
 
     def _within_budget(self, show: Callable[[], None]) -> None:
         """Show histograms, unless that would exceed their share of the time."""
         begun_s = self._now_s()
-        most_s = max(FREE_S, MOST_SHARE * (begun_s - self._began_s))
+        most_s = max(FREE_S, MAX_SHARE * (begun_s - self._began_s))
         if self._may_thin and self._usual_s and self._spent_s + self._usual_s > most_s:
             if not self._thinned:
                 _LOG.warning(
@@ -144,7 +144,7 @@ class ModelWatch:
                     "than each epoch: at most %.0f %% of the training's time. Set "
                     "train.tensorboard.histograms_every_steps to set the interval",
                     self._usual_s,
-                    100 * MOST_SHARE,
+                    100 * MAX_SHARE,
                 )
             self._thinned = True
             return

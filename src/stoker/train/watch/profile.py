@@ -28,7 +28,7 @@ REQUEST = "profile"
 DEFAULT_STEPS = 20
 """Steps of a profile if the request has no number: enough to see how they vary."""
 
-MOST_STEPS = 1_000
+MAX_STEPS = 1_000
 """Most steps of a profile: a trace is in memory until its end."""
 
 POLL_EVERY_S = 1.0
@@ -115,7 +115,7 @@ class StepProfiler:
         except OSError:
             return
         count = int(text) if text.isdecimal() else DEFAULT_STEPS
-        self._wanted = (step + 1, step + max(1, min(count, MOST_STEPS)))
+        self._wanted = (step + 1, step + max(1, min(count, MAX_STEPS)))
 
     def _start(self, first: int, last: int) -> None:
         if self._before_start is not None:

@@ -22,7 +22,7 @@ from stoker.train.model.keras_model import walk_layers
 BUCKETS = 30
 """Buckets of a histogram; TensorBoard's default."""
 
-MOST_POINTS = 20_000
+MAX_POINTS = 20_000
 """Most vectors of a layer in the projector: browsers draw no more smoothly. Vocabulary ids are
 sorted by falling frequency, so the first ones matter most."""
 
@@ -164,7 +164,7 @@ def embeddings_of(
                 got=name,
                 fix=nearest(name, layers),
             )
-        vectors = layers[name].embeddings.value[:MOST_POINTS]
+        vectors = layers[name].embeddings.value[:MAX_POINTS]
         vectors = np.asarray(tf.cast(vectors, tf.float32).numpy())
         labels = None if terms is None else _labels(terms, len(vectors))
         found.append(Embedding(name=name, vectors=vectors, labels=labels))

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker.jobs.archive import Archive
     from stoker.jobs.job import Job
 
-LEAST_GIB, MOST_GIB = 0.125, 65536
+MIN_GIB, MAX_GIB = 0.125, 65536
 """Less memory is not enough for Python with TensorFlow, and more is bytes or MiB by mistake."""
 
 
@@ -180,9 +180,9 @@ def plausible_gib(memory_gib: float) -> float:
     Raises:
         ConfigError: the number is not in the possible range.
     """
-    if not LEAST_GIB <= memory_gib <= MOST_GIB:  # false for NaN too
+    if not MIN_GIB <= memory_gib <= MAX_GIB:  # false for NaN too
         raise ConfigError(
-            f"--memory must be from {LEAST_GIB} to {MOST_GIB} GiB",
+            f"--memory must be from {MIN_GIB} to {MAX_GIB} GiB",
             got=memory_gib,
             fix="E.g. --memory 16.",
         )

@@ -24,7 +24,7 @@ from stoker.data.sources.config import leaving_out
 LOST_SHARE = 0.5
 """From this share of values out of vocabulary on, a split is reported."""
 
-LEAST_VALUES = 100
+MIN_VALUES = 100
 """With fewer values in a split, that share is chance."""
 
 
@@ -138,7 +138,7 @@ def input_findings(
         yield from _similar_classes(output, label.classes or ())
     for loss in losses:
         share, name = loss["lost"] / max(loss["values"], 1), loss["column"]
-        is_high = share >= LOST_SHARE and loss["values"] >= LEAST_VALUES
+        is_high = share >= LOST_SHARE and loss["values"] >= MIN_VALUES
         if is_high and name in served and name not in reported:
             reported.add(name)
             yield Finding.warning(

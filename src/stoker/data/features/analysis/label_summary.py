@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from stoker.core.config import build
 
-MOST_CLASSES = 1_000
+MAX_CLASSES = 1_000
 """Most distinct values of a label that are counted individually."""
 
 
@@ -44,7 +44,7 @@ class LabelSummary:
     """The largest sum over a label's last axis."""
 
     counts: dict[str, int] | None
-    """Value -> rows with it; None for vectors, or with more than `MOST_CLASSES` values."""
+    """Value -> rows with it; None for vectors, or with more than `MAX_CLASSES` values."""
 
     ones: tuple[int, ...] | None = None
     """Rows with a 1 in each place of a vector; None unless all are vectors of 0 and 1."""
@@ -121,7 +121,7 @@ class LabelCounter:
         for value, count in zip(found, counts, strict=True):
             name = repr(float(value)).removesuffix(".0")
             self._counts[name] = self._counts.get(name, 0) + int(count)
-        if len(self._counts) > MOST_CLASSES:
+        if len(self._counts) > MAX_CLASSES:
             self._counts = None
 
     def summary(self) -> LabelSummary:
@@ -142,7 +142,7 @@ class LabelCounter:
         )
 
     def _summed_ones(self) -> tuple[int, ...] | None:
-        if self._ones is None or not self._zero_or_one or len(self._ones) > MOST_CLASSES:
+        if self._ones is None or not self._zero_or_one or len(self._ones) > MAX_CLASSES:
             return None
         return tuple(self._ones.tolist())
 

@@ -3,7 +3,7 @@
 The statistics of each column are known already. This takes one query for all columns of numbers, and
 one for each column with few distinct values. `analyze` checks labels that are raw columns; `transform`
 checks the labels that `preprocessing_fn` computes. Of vectors and lists each element is checked like a column,
-up to `MOST_ELEMENTS`; of lists of varying length also the length. Images are not checked.
+up to `MAX_ELEMENTS`; of lists of varying length also the length. Images are not checked.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ from stoker.data.features.analysis.measure import compute_statistics
 from stoker.data.features.analysis.statistics import TRAIN, Statistics
 from stoker.data.features.spec import LabelSpec
 
-LEAST_ROWS = 100
+MIN_ROWS = 100
 """With fewer training rows a column may decide the label by chance."""
 
-LEAST_OTHERS = 10
+MIN_OTHERS = 10
 """With fewer rows outside the most common class, too."""
 
 ROWS_PER_VALUE = 10
@@ -46,7 +46,7 @@ LARGEST = 1e100
 """Larger numbers are left out: they may be marks of missing values, and DuckDB fails if their squares
 overflow."""
 
-MOST_ELEMENTS = 64
+MAX_ELEMENTS = 64
 """Elements of a vector or list column that are checked: of longer vectors evenly spaced ones, of longer
 lists the first. Each costs about as much as a column."""
 
@@ -70,7 +70,7 @@ def find_leaks(
         statistics: The dataset's.
         labels: The raw columns that are labels.
     """
-    if statistics.rows.get(TRAIN, 0) < LEAST_ROWS:
+    if statistics.rows.get(TRAIN, 0) < MIN_ROWS:
         return
     by_column = {column.name: column for column in statistics.splits[TRAIN]}
     names = [column.name for column in dataset.columns]
@@ -134,7 +134,7 @@ class ComputedLabels:
             computed_from: Raw columns that the labels are computed from; they are not checked.
             served: Raw columns that the model sees.
         """
-        if self._rows < LEAST_ROWS:
+        if self._rows < MIN_ROWS:
             return
         made = one_shard(self._path, TRAIN, rows=self._rows, columns=self._columns)
         by_column = {column.name: column for column in statistics.splits[TRAIN]}
@@ -207,10 +207,10 @@ def _features(
 
 
 def _places(size: int, *, spread: bool) -> Sequence[int]:
-    """Return at most `MOST_ELEMENTS` indices: the first ones, or evenly spaced ones."""
-    if size <= MOST_ELEMENTS or not spread:
-        return range(min(size, MOST_ELEMENTS))
-    return [step * (size - 1) // (MOST_ELEMENTS - 1) for step in range(MOST_ELEMENTS)]
+    """Return at most `MAX_ELEMENTS` indices: the first ones, or evenly spaced ones."""
+    if size <= MAX_ELEMENTS or not spread:
+        return range(min(size, MAX_ELEMENTS))
+    return [step * (size - 1) // (MAX_ELEMENTS - 1) for step in range(MAX_ELEMENTS)]
 
 
 def _deciding_columns(
@@ -272,7 +272,7 @@ def _deciding_features(
         found += _linear(split, label, [each for each in features if each.dtype in _NUMBERS])
     counts = [top.count for top in label_statistics.top]
     are_classes = len(counts) == label_statistics.distinct
-    if are_classes and sum(counts) - max(counts, default=0) >= LEAST_OTHERS:
+    if are_classes and sum(counts) - max(counts, default=0) >= MIN_OTHERS:
         found += _separating(split, label, features)
         rest = [each for each in features if each not in found]
         for each, distinct in zip(rest, _distinct(split, rest), strict=True):
@@ -321,7 +321,7 @@ def _linear(split: engine.Split, label: ir.Column, numbers: Sequence[_Feature]) 
     return [
         each
         for index, each in enumerate(numbers)
-        if (row[f"n{index}"] or 0) >= LEAST_ROWS and abs(row[f"r{index}"] or 0) >= SAME
+        if (row[f"n{index}"] or 0) >= MIN_ROWS and abs(row[f"r{index}"] or 0) >= SAME
     ]
 
 

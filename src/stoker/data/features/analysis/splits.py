@@ -23,7 +23,7 @@ from stoker.data.sources.config import Duplicates, IngestConfig
 CHANCE = 4.0
 """Standard deviations that count as chance, which exceeds them in one of 16,000 cases."""
 
-LEAST_DIFFERENCE = 0.05
+MIN_DIFFERENCE = 0.05
 """Smallest difference that is reported, as a share of the rarer side: 20 % against 19 %."""
 
 NEARLY_DISTINCT = 0.9
@@ -207,7 +207,7 @@ def _differs(count: int, rows: int, *, share: float, variance: float) -> bool:
     Source: Bernstein's inequality, which holds for few rows and rare values too.
     """
     by_chance = CHANCE * math.sqrt(variance) + CHANCE**2 / 3
-    small = LEAST_DIFFERENCE * min(share, 1 - share) * rows
+    small = MIN_DIFFERENCE * min(share, 1 - share) * rows
     return abs(count - share * rows) > max(by_chance, small)
 
 

@@ -23,10 +23,10 @@ FloatArray = NDArray[np.float64]
 _TRIES = 10
 """Number of boxes that are drawn for an image before its middle is used, as in torchvision."""
 
-MOST_RATIO = 100
+MAX_RATIO = 100
 """Largest ratio of a box's sides."""
 
-LEAST_SCALE = 1e-4
+MIN_SCALE = 1e-4
 """Smallest share of an image that a box may take: 1 pixel in 100 x 100."""
 
 _COLORS = ("brightness", "contrast", "saturation")
@@ -47,13 +47,13 @@ class RandomResizedCrop:
 
     def __post_init__(self) -> None:
         low, high = self.scale
-        if not LEAST_SCALE <= low <= high <= 1:
+        if not MIN_SCALE <= low <= high <= 1:
             raise ConfigError(
-                f"train.augment.random_resized_crop.scale must rise within {LEAST_SCALE} and 1",
+                f"train.augment.random_resized_crop.scale must rise within {MIN_SCALE} and 1",
                 got=list(self.scale),
                 fix="Write for example `scale: [0.08, 1.0]`.",
             )
-        if not 1 / MOST_RATIO <= self.ratio[0] <= self.ratio[1] <= MOST_RATIO:
+        if not 1 / MAX_RATIO <= self.ratio[0] <= self.ratio[1] <= MAX_RATIO:
             raise ConfigError(
                 "train.augment.random_resized_crop.ratio must rise, within 1/100 and 100",
                 got=list(self.ratio),

@@ -29,11 +29,11 @@ END_S = 10.0
 POLL_S = 0.2
 """Pause between checks of the processes."""
 
-MOST_DEATHS = 5
+MAX_DEATHS = 5
 """Most deaths within `DEATHS_S`; after more, the cause is considered permanent."""
 
 DEATHS_S = 120.0
-"""See `MOST_DEATHS`."""
+"""See `MAX_DEATHS`."""
 
 Log = Callable[[str], None]
 """Receives one line of text."""
@@ -284,9 +284,9 @@ class Group:
         now_s = time.monotonic()
         self._deaths = [at for at in self._deaths if now_s - at < DEATHS_S] + [now_s]
         self._log(f"{member.name} at {member.address} has died; restarting it")
-        if len(self._deaths) > MOST_DEATHS:
+        if len(self._deaths) > MAX_DEATHS:
             raise UserError(
-                f"processes of the tf.data service must not die more than {MOST_DEATHS} times in "
+                f"processes of the tf.data service must not die more than {MAX_DEATHS} times in "
                 f"{DEATHS_S:g} s",
                 got=Plain(f"{len(self._deaths)} deaths, the last that of {member.name}"),
                 fix="Look at the lines above; memory may be short.",

@@ -14,7 +14,7 @@ from stoker.core.errors import DataError, Plain
 from stoker.data.sources.files.listing import SourceFile
 from stoker.data.sources.records import Fault
 
-MOST_NAMES = 100_000
+MAX_NAMES = 100_000
 """Most names of columns in a block: with more, the names are themselves data."""
 
 
@@ -111,11 +111,11 @@ class BlockBuilder:
         """The block.
 
         Raises:
-            DataError: the block has more than `MOST_NAMES` names.
+            DataError: the block has more than `MAX_NAMES` names.
         """
-        if len(self.names) > MOST_NAMES:
+        if len(self.names) > MAX_NAMES:
             raise DataError(
-                f"the records of {self._file.location} must agree on at most {MOST_NAMES:,} names",
+                f"the records of {self._file.location} must agree on at most {MAX_NAMES:,} names",
                 got=Plain(f"{len(self.names):,} in {len(self.rows):,} records"),
                 fix="Store names that are data as values of a column.",
             )

@@ -21,12 +21,12 @@ NUMBER_MISSING = "a whole number of the vector is missing"
 
 LIST_NUMBER_MISSING = "a whole number of the list is missing"
 
-MOST_VALUES = 1 << 16
+MAX_VALUES = 1 << 16
 """Longest list of a column of varying lengths: a batch of 1,024 rows with such a list takes 512 MiB,
 as its other lists are padded to it."""
 
 
-MOST_ODD_SHARE = 0.1
+MAX_ODD_SHARE = 0.1
 """Largest share of the lists that `data.max_bad_rows` may leave out because of their length. If more differ,
 their lengths vary."""
 
@@ -61,7 +61,7 @@ def common_length(counts: Mapping[int, int], *, most_bad: int) -> int:
     """
     total = sum(counts.values())
     length, records = max(counts.items(), key=lambda item: item[1], default=(0, 0))
-    most_bad = min(most_bad, int(MOST_ODD_SHARE * total))
+    most_bad = min(most_bad, int(MAX_ODD_SHARE * total))
     is_rule = total - records <= allowed_deviations(total, most_bad=most_bad)
     return length if is_rule else VARYING
 
@@ -94,7 +94,7 @@ def _as_vectors(counts: Mapping[int, int]) -> str:
     total = sum(counts.values())
     length, records = max(counts.items(), key=lambda item: item[1])
     odd = total - records
-    if length == 0 or odd > MOST_ODD_SHARE * total:
+    if length == 0 or odd > MAX_ODD_SHARE * total:
         return ""
     return f"; data.max_bad_rows: {odd} makes it a vector of length {length} without these records"
 
@@ -116,11 +116,11 @@ def varying_cells(lists: pa.Array, *, read: Callable[[pa.Array], Cells]) -> Cell
     Returns:
         [rows] lists of the results of `read`, none of them null: a missing list is an empty one, and a
         list ends with its last value that is not missing. Bad are a list with a bad value or more
-        than `MOST_VALUES`, and one of whole numbers in which one is missing or has the value for that
+        than `MAX_VALUES`, and one of whole numbers in which one is missing or has the value for that
         (`PADDING`).
     """
     lengths = np.maximum(lengths_of(lists), 0)
-    kept = np.where(lengths <= MOST_VALUES, lengths, 0)
+    kept = np.where(lengths <= MAX_VALUES, lengths, 0)
     items = _without_gaps(read(_values(lists, kept == lengths)), LIST_NUMBER_MISSING)
     if pa.types.is_integer(items.values.type):
         lowest = pc.fill_null(pc.equal(items.values, PADDING["int64"]), False)
@@ -136,8 +136,8 @@ def varying_cells(lists: pa.Array, *, read: Callable[[pa.Array], Cells]) -> Cell
         reasons=items.reasons,
         raw=items.raw.take(pa.array(shown, mask=shown < 0)),
     )
-    reason = f"a list of more than {MOST_VALUES:,} values; cut it where the records are written"
-    return with_fault(column, lengths > MOST_VALUES, reason)
+    reason = f"a list of more than {MAX_VALUES:,} values; cut it where the records are written"
+    return with_fault(column, lengths > MAX_VALUES, reason)
 
 
 def vector_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells]) -> Cells:

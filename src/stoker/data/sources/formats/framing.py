@@ -91,7 +91,7 @@ BLOCK_BYTES = 16 << 20
 BLOCK_RECORDS = 8192
 """Most records that are returned at a time."""
 
-_LEAST_BYTES = HEADER.size + CHECK.size
+_MIN_BYTES = HEADER.size + CHECK.size
 _HEAD_BYTES = 512
 """Bytes of a compressed file that suffice to decompress its first header."""
 
@@ -237,7 +237,7 @@ class _Reader:
 
     def _length_fault(self, length: int) -> str:
         """Return why no record of this length starts here, "" if one does; read until its end."""
-        size, buffer = length + _LEAST_BYTES, self._buffer
+        size, buffer = length + _MIN_BYTES, self._buffer
         # The decompressed size is not known before.
         fits = self._unpacked is not None or size <= self._size - buffer.offset
         if fits and length > MAX_RECORD_BYTES:
@@ -251,7 +251,7 @@ class _Reader:
         """Go to the next complete record, or to the end; return which, for the message."""
         buffer, offset = self._buffer, self._buffer.offset
         buffer.at += 1
-        while buffer.has(_LEAST_BYTES):
+        while buffer.has(_MIN_BYTES):
             window = np.frombuffer(buffer.data, np.uint8)[buffer.at :][:CHUNK_BYTES]
             for ahead in headers_in(window).tolist():
                 if self._is_record_at(ahead):
@@ -266,7 +266,7 @@ class _Reader:
         """Whether a complete record starts this many bytes ahead, at a valid header."""
         buffer = self._buffer
         (length,) = LENGTH.unpack_from(buffer.data, buffer.at + ahead)
-        if length > MAX_RECORD_BYTES or not buffer.has(ahead + _LEAST_BYTES + length):
+        if length > MAX_RECORD_BYTES or not buffer.has(ahead + _MIN_BYTES + length):
             return False
         start = buffer.at + ahead + HEADER.size
         (check,) = CHECK.unpack_from(buffer.data, start + length)

@@ -36,7 +36,7 @@ LONGEST_S = 45.0
 """A request that has failed is not sent again after so long, seconds: a server that accepts connections and sends
 nothing gets two attempts."""
 
-PAUSE_S, MOST_PAUSE_S = 0.2, 10.0
+PAUSE_S, MAX_PAUSE_S = 0.2, 10.0
 """First pause between two attempts, seconds, which doubles; and the longest pause that `Retry-After` may set."""
 
 PAGE = 500
@@ -291,7 +291,7 @@ def _transport_errors() -> tuple[type[BaseException], ...]:
 
 def _pause_s(retry_after: str | None, attempt: int) -> float:
     if retry_after is not None and retry_after.isdecimal():
-        return min(float(retry_after), MOST_PAUSE_S)
+        return min(float(retry_after), MAX_PAUSE_S)
     return PAUSE_S * 2.0**attempt
 
 

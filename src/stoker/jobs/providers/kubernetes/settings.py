@@ -15,29 +15,29 @@ from stoker.jobs.providers.kubernetes.pod.git import SOURCE
 Kind = Literal["job", "jobset", "tfjob"]
 """The kind of object for a job: an Indexed Job, a JobSet, or a TFJob of the training operator."""
 
-MOST_RESTARTS = 1000
+MAX_RESTARTS = 1000
 """A larger number of restarts is certainly a typing error."""
 
 LONGEST_GRACE_S = 86400
 """A longer grace is certainly a typing error."""
 
-LEAST, MOST = 0.001, 1_000_000
+MIN, MAX = 0.001, 1_000_000
 """Least and largest amount of cores and GiB: less is rounded to 0, which means no limit."""
 
 LONGEST_S = 366 * 86400
 """A longer time is a typing error."""
 
-MOST_ID = 2**31 - 1
+MAX_ID = 2**31 - 1
 """Largest number of a user or a group."""
 
 _RANGES = {
-    **dict.fromkeys(("cpus", "memory_gib", "shm_gib", "ephemeral_gib"), (LEAST, MOST, "")),
+    **dict.fromkeys(("cpus", "memory_gib", "shm_gib", "ephemeral_gib"), (MIN, MAX, "")),
     "grace_s": (10, LONGEST_GRACE_S, " s"),
     "start_s": (1, LONGEST_S, " s"),
     "keep_s": (1, LONGEST_S, " s"),
-    "max_restarts": (0, MOST_RESTARTS, ""),
-    "run_as_user": (0, MOST_ID, ""),
-    "fs_group": (0, MOST_ID, ""),
+    "max_restarts": (0, MAX_RESTARTS, ""),
+    "run_as_user": (0, MAX_ID, ""),
+    "fs_group": (0, MAX_ID, ""),
 }
 """Setting -> least and largest value, and its unit."""
 

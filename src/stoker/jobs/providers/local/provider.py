@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from stoker.cluster.doctor.visible import GPUS
-from stoker.cluster.launch.restarts import MOST_WORKERS
+from stoker.cluster.launch.restarts import MAX_WORKERS
 from stoker.cluster.place import RANK, TASKS
 from stoker.cluster.processes import Child, ProcessOptions, last_line
 from stoker.core.errors import ConfigError, Plain, UserError
@@ -34,7 +34,7 @@ READY_S = 60.0
 END_S = 15.0
 """How much longer than the workers' grace the supervisor may take to end, seconds."""
 
-MOST_AT_ONCE = 100
+MAX_AT_ONCE = 100
 """Most jobs of a sweep: each has a supervisor, a Python process, from the start."""
 
 SLOTS = "slots"
@@ -60,8 +60,8 @@ class LocalProvider:
     def validate(self, job: Job) -> None:
         """Refuse more workers, GPUs or secrets than this machine has."""
         needs = job.resources
-        if not 1 <= needs.workers <= MOST_WORKERS:
-            raise ConfigError(f"--workers must be from 1 to {MOST_WORKERS}", got=needs.workers)
+        if not 1 <= needs.workers <= MAX_WORKERS:
+            raise ConfigError(f"--workers must be from 1 to {MAX_WORKERS}", got=needs.workers)
         if needs.gpus < 0:
             raise ConfigError("--gpus must be 0 or more", got=needs.gpus)
         workers_here(needs)
@@ -87,9 +87,9 @@ class LocalProvider:
     def validate_array(self, array: Array) -> None:
         """Refuse what `validate` refuses, and more jobs than supervisors can be started for."""
         self.validate(array.jobs[0])
-        if len(array.jobs) > MOST_AT_ONCE:
+        if len(array.jobs) > MAX_AT_ONCE:
             raise ConfigError(
-                f"a sweep on this machine must have at most {MOST_AT_ONCE} combinations",
+                f"a sweep on this machine must have at most {MAX_AT_ONCE} combinations",
                 got=len(array.jobs),
                 fix="Leave out some values, or submit it in parts.",
             )

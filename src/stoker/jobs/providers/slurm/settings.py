@@ -19,7 +19,7 @@ OWN_OPTIONS = (
 
 VIA_SSH = "ssh:"
 
-MOST_RESTARTS = 1000
+MAX_RESTARTS = 1000
 """A larger number of restarts is certainly a typing error."""
 
 _HIDDEN = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
@@ -98,9 +98,9 @@ class SlurmTarget:
             raise ConfigError("nodes must be at least 1", got=self.nodes)
         if not 10 <= self.grace_s <= 65535:
             raise ConfigError("grace_s must be from 10 to 65535 seconds", got=self.grace_s)
-        if not 0 <= self.max_restarts <= MOST_RESTARTS:
+        if not 0 <= self.max_restarts <= MAX_RESTARTS:
             raise ConfigError(
-                f"max_restarts must be from 0 to {MOST_RESTARTS}", got=self.max_restarts
+                f"max_restarts must be from 0 to {MAX_RESTARTS}", got=self.max_restarts
             )
         if self.environments_folder is not None and not self.environments_folder.startswith("/"):
             raise ConfigError(

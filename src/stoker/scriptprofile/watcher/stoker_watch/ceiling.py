@@ -16,7 +16,7 @@ from .loops import clock
 from .wall import LOAD, now
 from .watch import FACTS
 
-MOST_STATE_BYTES = 1 << 30
+MAX_STATE_BYTES = 1 << 30
 """Largest size of the variables, which are copied to the host's memory and back: 1 GiB takes about a second each way."""
 
 _MORE_THAN_VARIABLES = re.compile(
@@ -30,13 +30,13 @@ _MORE_THAN_VARIABLES = re.compile(
 LONGEST_STEP_S = 2.0
 """A longer step is not run again, seconds."""
 
-MOST_CEILING_S = 1.0
+MAX_CEILING_S = 1.0
 """Duration of one window on a resident batch, seconds: the training waits meanwhile."""
 
 ROUNDS = 3
 """Number of pairs of windows, with real data and on a resident batch."""
 
-MOST_DRAINED = 100
+MAX_DRAINED = 100
 """Steps after a resident window that are left out: the input has run ahead meanwhile."""
 
 COPIES = 10
@@ -188,7 +188,7 @@ def prepare(
         return None, f"the step does what cannot be undone ({', '.join(sorted(found)[:3])})"
     variables = _variables(concrete, model)
     size = sum(each.shape.num_elements() * each.dtype.size for each in variables)
-    if size > MOST_STATE_BYTES:
+    if size > MAX_STATE_BYTES:
         return None, f"the step's variables take {size / 2**30:.1f} GiB, which would be copied"
     calls = int(getattr(model, "steps_per_execution", 1))
     return Prepared(function, concrete, variables, calls=calls), ""

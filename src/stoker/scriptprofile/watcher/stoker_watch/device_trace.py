@@ -21,10 +21,10 @@ STAND_IN = "STOKER_TRACE_CPU"
 """Environment variable of Stoker's tests: trace the CPU on a machine without a GPU."""
 
 TRACED_STEPS = 5
-LEAST_S, MOST_S = 0.3, 2.0
+MIN_S, MAX_S = 0.3, 2.0
 """Length of a trace: this many steps, within these limits in seconds."""
 
-LEAST_STEPS = 5
+MIN_STEPS = 5
 """Steps that must end during the trace; otherwise it is taken again. For a loop inside a
 tf.function, a whole call is a step, and none has to end."""
 
@@ -34,8 +34,8 @@ POLL_S = 0.02
 END_S = 5.0
 """Longest wait of the process's exit for a trace that is being written, seconds."""
 
-MOST_TRIES = 5
-MOST_LAYERS = 5000
+MAX_TRIES = 5
+MAX_LAYERS = 5000
 
 
 class Tracer:
@@ -97,10 +97,10 @@ class Tracer:
             self._done = True
             return
         self._tries += 1
-        self._done = self._tries >= MOST_TRIES
+        self._done = self._tries >= MAX_TRIES
         steps = line.steps
         try:
-            self._take(line, min(MOST_S, max(LEAST_S, TRACED_STEPS * line.step_s())))
+            self._take(line, min(MAX_S, max(MIN_S, TRACED_STEPS * line.step_s())))
         except Exception as error:  # noqa: BLE001 - the script continues
             self._done = True
             line.trace = {"why": _first(error)}
@@ -110,7 +110,7 @@ class Tracer:
             line.trace = {"why": "the script uses TensorFlow's profiler itself"}
         elif line.steps - steps >= _least_steps(line) or self._done:
             self._done = True
-            layers = [[name, kind, *at] for name, kind, at in self._layers()[:MOST_LAYERS]]
+            layers = [[name, kind, *at] for name, kind, at in self._layers()[:MAX_LAYERS]]
             line.trace = {"folder": _folder(), "layers": layers}
         FACTS.changes += 1
 
@@ -153,7 +153,7 @@ class Tracer:
 
 
 def _least_steps(line: Any) -> int:
-    return 0 if getattr(line, "kind", "") == "inside" else LEAST_STEPS
+    return 0 if getattr(line, "kind", "") == "inside" else MIN_STEPS
 
 
 def _is_stand_in() -> bool:

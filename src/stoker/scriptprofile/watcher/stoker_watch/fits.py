@@ -9,10 +9,10 @@ from collections.abc import Callable
 from typing import Any
 
 from . import ceiling, pipeline
-from .ceiling import LONGEST_STEP_S, MOST_CEILING_S, MOST_DRAINED, ROUNDS
-from .loops import LOOK_AT_STEPS, MOST_SHOWN, clock
+from .ceiling import LONGEST_STEP_S, MAX_CEILING_S, MAX_DRAINED, ROUNDS
+from .loops import LOOK_AT_STEPS, MAX_SHOWN, clock
 from .model_facts import write_graph
-from .pipeline import MOST_GAPS, Window
+from .pipeline import MAX_GAPS, Window
 from .places import Place
 from .wall import LOAD, BatchHooks, Moment, now
 from .watch import FACTS
@@ -201,11 +201,11 @@ class Fit:
         if self.cache is not None and self._is_filling() and self.steps & (self.steps - 1) == 0:
             # After steps 1, 2, 4, 8, ...
             self.cache.look(self._model_of_input()[0])
-        if len(self.timeline) < MOST_SHOWN:
+        if len(self.timeline) < MAX_SHOWN:
             spent_s = ended_s - begun_s
             self.timeline.append([begun_s - self._begun_s, 0.0, spent_s, 0.0, period_s or spent_s])
         if period_s is None:
-            if self.steps > 1 and len(self.starts) < MOST_SHOWN:
+            if self.steps > 1 and len(self.starts) < MAX_SHOWN:
                 self.starts.append(ended_s - self._began_epoch_s)
             return
         self.hooks.counts = self.steps >= WARM_CALLS
@@ -234,8 +234,8 @@ class Fit:
         if self._ceiling is None or len(self.rounds) >= ROUNDS:
             # This many steps before the next check of the input, its series begins.
             looks = (steps for steps in LOOK_AT_STEPS if steps > self.steps)
-            self._look_at = min(looks, default=sys.maxsize) - MOST_GAPS
-            shown = self.steps > MOST_SHOWN and not self._wants_ceiling()
+            self._look_at = min(looks, default=sys.maxsize) - MAX_GAPS
+            shown = self.steps > MAX_SHOWN and not self._wants_ceiling()
             self._is_plain = shown and self.steps < self._look_at
             if self._is_plain:
                 self._row = Window()
@@ -262,7 +262,7 @@ class Fit:
         begun_s = clock()
         FACTS.measuring = True
         try:
-            calls = max(1, min(window.calls, int(MOST_CEILING_S * window.calls / window.seconds)))
+            calls = max(1, min(window.calls, int(MAX_CEILING_S * window.calls / window.seconds)))
             ceiling_s, ceiling_away = resident.measure(calls)
             ceiling_s *= window.calls / calls
             transfer_s = resident.transfer_s() * window.calls
@@ -289,7 +289,7 @@ class Fit:
         self.rounds.append(measured)
         ahead = sum(node["buffered"] for node in nodes if node["depth"] <= 3)
         prefetched = sum(node["parameters"].get("buffer_size", [0])[0] for node in nodes)
-        self._drain = int(min(MOST_DRAINED, 2 + max(ahead if ahead < 1000 else 0, prefetched)))
+        self._drain = int(min(MAX_DRAINED, 2 + max(ahead if ahead < 1000 else 0, prefetched)))
         if len(self.rounds) >= ROUNDS:
             self._ceiling = None
 

@@ -16,10 +16,10 @@ from .watch import FACTS, wrap
 KEY = "stoker_function"
 """The attribute of a `tf.function` that holds its record."""
 
-MOST_RECORDS = 1_000
+MAX_RECORDS = 1_000
 """Most watched functions: a script may make functions without end."""
 
-MOST_CAUSES = 12
+MAX_CAUSES = 12
 """Number of traces whose arguments are recorded."""
 
 
@@ -174,7 +174,7 @@ def _instance(function: Any) -> _Instance:
         name, at = _name(function)
         # Functions of Keras that are called in one line are different ones.
         which = 0 if of_code(_code(function)) != NOWHERE else len(_records)
-        if len(_records) >= MOST_RECORDS:
+        if len(_records) >= MAX_RECORDS:
             return _Instance(Record(name, at))
         record = _records.setdefault((name, at, which), Record(name, at))
         record.made += 1
@@ -270,7 +270,7 @@ def _has_traced(function: Any, one: _Instance, took_s: float, given: Given) -> b
     record.traces += traces - one.traces
     one.traces = traces
     record.trace_s += took_s
-    if len(record.causes) < MOST_CAUSES:
+    if len(record.causes) < MAX_CAUSES:
         record.causes.append(_describe(function, *given))
     return True
 

@@ -21,7 +21,7 @@ from .places import NOWHERE, Place, of_code, place, who_called
 from .wall import EPOCH_HOOKS, LOAD, WALL
 from .watch import FACTS, wrap
 
-MOST_FITS = 100
+MAX_FITS = 100
 """Most watched lines: a search over models may call `fit` without end."""
 
 _places: dict[int, tuple[Any, Place]] = {}
@@ -189,7 +189,7 @@ def _begin(keras: Any, model: Any) -> Fit | None:
         # A later call in the same line, with the same model, continues the same figures.
         if fit.place == at and fit.is_of(model):
             return fit
-    if len(FITS) >= MOST_FITS:
+    if len(FITS) >= MAX_FITS:
         return None
     fit = Fit(at, model)
     fit.model = _model_facts(keras, model)

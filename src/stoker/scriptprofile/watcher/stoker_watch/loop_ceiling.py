@@ -20,9 +20,9 @@ from typing import Any
 from . import pipeline, stages
 from .ceiling import (
     LONGEST_STEP_S,
-    MOST_CEILING_S,
-    MOST_DRAINED,
-    MOST_STATE_BYTES,
+    MAX_CEILING_S,
+    MAX_DRAINED,
+    MAX_STATE_BYTES,
     ROUNDS,
     does_more,
     operations,
@@ -40,10 +40,10 @@ from .watch import FACTS
 Given = tuple[tuple[Any, ...], dict[str, Any]]
 """Arguments of a function: positional, and by name."""
 
-WINDOW_S, LEAST_STEPS, MOST_STEPS = 0.3, 5, 90
+WINDOW_S, MIN_STEPS, MAX_STEPS = 0.3, 5, 90
 """Length of a window of real steps: seconds, or number of steps."""
 
-LEAST_BATCHES = 5
+MIN_BATCHES = 5
 """Fewest batches per call: with fewer, starting the call would be most of the measurement."""
 
 _CONSUMES = (
@@ -70,7 +70,7 @@ def after_step(loop: Loop, function: Any, given: Given) -> None:
         return
     loop.moment = loop.moment or now()
     steps, real_s = loop.measured_steps - loop.mark[0], loop.period_s - loop.mark[1]
-    if steps < LEAST_STEPS or (real_s < WINDOW_S and steps < MOST_STEPS):
+    if steps < MIN_STEPS or (real_s < WINDOW_S and steps < MAX_STEPS):
         return
     begun_s = clock()
     real_away = LOAD.between(loop.moment, now()).away()
@@ -115,7 +115,7 @@ def _measure_step(
     if not loop.step:
         with FACTS.guarded():
             loop.step = write_graph(concrete, given=given)
-    calls = max(LEAST_STEPS, min(MOST_STEPS, int(MOST_CEILING_S / real_s)))
+    calls = max(MIN_STEPS, min(MAX_STEPS, int(MAX_CEILING_S / real_s)))
     took_s, away = timed(lambda: function(*args, **kwargs), variables, calls=calls)
     return took_s / calls, away, ""
 
@@ -136,7 +136,7 @@ def _captured_variables(concrete: Any) -> tuple[list[Any], str]:
     if any(id(each) not in known for each in captured):
         return [], "the step holds a resource that is not a variable"
     size = sum((each.shape.num_elements() or 0) * each.dtype.size for each in variables)
-    if size > MOST_STATE_BYTES:
+    if size > MAX_STATE_BYTES:
         return [], f"the step's variables take {size / 2**30:.1f} GiB, which would be copied"
     return variables, ""
 
@@ -151,7 +151,7 @@ def _ahead() -> int:
     """How many elements the input may have made meanwhile."""
     nodes, _ = pipeline.read_model(STATE.iterator())
     ready = sum(node["buffered"] for node in nodes if node["depth"] <= 3)
-    return int(min(MOST_DRAINED, 2 + max(0, ready)))
+    return int(min(MAX_DRAINED, 2 + max(0, ready)))
 
 
 class Sample:
@@ -305,11 +305,11 @@ def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str
         return why or "each call is given another dataset"
     batch = sample.batch()
     loop.rows = pipeline.rows_of(batch)
-    if count < LEAST_BATCHES:
+    if count < MIN_BATCHES:
         return f"a call has {count} batches only, and its start would be most of the measurement"
     if real_s / count > LONGEST_STEP_S:
         return "running such a long step again would delay the training"
-    steps = max(LEAST_BATCHES, min(count, int(MOST_CEILING_S * count / real_s)))
+    steps = max(MIN_BATCHES, min(count, int(MAX_CEILING_S * count / real_s)))
     again = plain(resident(batch, dataset.element_spec).repeat(steps))
     args, kwargs = _instead(tf, given, dataset, again)
     concrete = _as_traced(function, (args, kwargs))

@@ -24,7 +24,7 @@ REPLICAS = "stoker_replicas"
 WARM_STEPS = 2
 """Excluded steps of a loop, in addition to those that traced."""
 
-MOST_SHOWN = 240
+MAX_SHOWN = 240
 """Number of steps whose individual times are kept, for the timeline."""
 
 LOOK_AT_STEPS = (4, 12, 30, 100, 300, 1_000, 3_000, 10_000)
@@ -32,10 +32,10 @@ LOOK_AT_STEPS = (4, 12, 30, 100, 300, 1_000, 3_000, 10_000)
 
 clock = time.perf_counter
 
-LEAST_MEASURED = 5
+MIN_MEASURED = 5
 """Steps after which a loop's device may be traced."""
 
-MOST_ROUNDS = 3
+MAX_ROUNDS = 3
 """Pairs of windows of a loop inside a tf.function."""
 
 
@@ -124,8 +124,8 @@ class Loop:
     def is_measured(self) -> bool:
         """Whether it is training now, and U has been measured or cannot be."""
         if self.kind == "inside":
-            return self.steps > 0 and (len(self.rounds) >= MOST_ROUNDS or bool(self.no_ceiling))
-        is_current = STATE.current is self and self.measured_steps >= LEAST_MEASURED
+            return self.steps > 0 and (len(self.rounds) >= MAX_ROUNDS or bool(self.no_ceiling))
+        is_current = STATE.current is self and self.measured_steps >= MIN_MEASURED
         return is_current and (not self.measures_again or bool(self.no_ceiling))
 
     def whole_passes(self) -> int:
@@ -255,7 +255,7 @@ class Loop:
     def _book(self, period_s: float) -> None:
         self.steps += 1
         FACTS.changes += 1
-        if self.steps <= MOST_SHOWN:
+        if self.steps <= MAX_SHOWN:
             begun = self._start_s - self.begun_s
             self.timeline.append([begun, self._wait_s, self._call_s, self._sync_s, period_s])
         if self._traced or self.steps <= WARM_STEPS:

@@ -14,7 +14,7 @@ from .watch import FACTS
 PADDED_CHANNELS = 4
 """cuDNN itself pads so few input channels (of an image)."""
 
-MOST_LAYERS = 64
+MAX_LAYERS = 64
 """Most facts per kind: more do not help."""
 
 HALVES = ("float16", "bfloat16")
@@ -49,7 +49,7 @@ def _biases(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
         # A model that is not built has no count of parameters.
         return {"layers": [], "count": 0, "parameters": 0, "of_parameters": 0}
     return {
-        "layers": [{"name": layer.name, "place": made_at(layer)} for layer in layers[:MOST_LAYERS]],
+        "layers": [{"name": layer.name, "place": made_at(layer)} for layer in layers[:MAX_LAYERS]],
         "count": len(layers),
         "parameters": sum(int(layer.bias.shape[0]) for layer in layers),
         "of_parameters": model.count_params(),
@@ -79,7 +79,7 @@ def _kernels(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str, Any]
         # Other layers have a kernel that is not a matrix, or several: they are left out.
         if type(layer).__name__ not in ("Dense", "Conv1D", "Conv2D", "Conv3D") or len(shape) < 2:
             continue
-        if layer.compute_dtype in HALVES and len(found) < MOST_LAYERS:
+        if layer.compute_dtype in HALVES and len(found) < MAX_LAYERS:
             inputs, units = int(shape[-2]), int(shape[-1])
             padded = len(shape) > 2 and inputs <= PADDED_CHANNELS
             sides = [units] if padded else [inputs, units]
@@ -204,10 +204,10 @@ def _takes_it_out(node: Any, layer: Any) -> bool:
     return bool(norm.axis % rank == (1 if first else rank - 1))
 
 
-MOST_BYTES = 256 << 20
+MAX_BYTES = 256 << 20
 """Largest graph with its shapes, without constants: a larger one takes seconds to write."""
 
-MOST_CONSTANT_BYTES = 4096
+MAX_CONSTANT_BYTES = 4096
 """Largest constant that is written with its values: shapes and bounds of loops are shorter."""
 
 
@@ -227,8 +227,8 @@ def write_graph(concrete: Any, *, given: Any = None, batch: Any = None) -> dict[
         for node in nodes:
             if node.op == "Const":
                 _shorten(node)
-    if graph.ByteSize() > MOST_BYTES:
-        return {"why": f"the step's graph takes more than {MOST_BYTES >> 20} MiB"}
+    if graph.ByteSize() > MAX_BYTES:
+        return {"why": f"the step's graph takes more than {MAX_BYTES >> 20} MiB"}
     name = f"step-{os.getpid()}-{_count()}.pb"
     with open(os.path.join(FACTS.folder, name), "wb") as stream:  # noqa: PTH118, PTH123 - importing pathlib slows the script's start
         stream.write(graph.SerializeToString())
@@ -261,7 +261,7 @@ def _count() -> int:
 def _shorten(node: Any) -> None:
     """Keep type and shape of a large constant, and drop its values."""
     value = node.attr["value"].tensor
-    if value.ByteSize() > MOST_CONSTANT_BYTES:
+    if value.ByteSize() > MAX_CONSTANT_BYTES:
         value.CopyFrom(type(value)(dtype=value.dtype, tensor_shape=value.tensor_shape))
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from .wall import LOAD, Moment, now
 
-_MOST_NODES = 200
+_MAX_NODES = 200
 
 
 def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
@@ -31,7 +31,7 @@ def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
         return [], []
     nodes: list[dict[str, Any]] = []
     waiting = [(model.output, 0, 1.0)]
-    while waiting and len(nodes) < _MOST_NODES:
+    while waiting and len(nodes) < _MAX_NODES:
         number, depth, per_output = waiting.pop(0)
         node = model.nodes[number]
         nodes.append(
@@ -87,7 +87,7 @@ def rows_of(element: Any) -> int:
     return 0
 
 
-MOST_PASSES = 8
+MAX_PASSES = 8
 """Number of timed passes: the later ones are only compared with the first."""
 
 
@@ -126,7 +126,7 @@ class CacheFill:
         if self.is_filling():
             self.wall_s = time.perf_counter() - self._begun_s
             self.away = LOAD.between(self._moment, now()).away()
-        if len(self.passes_s) < MOST_PASSES:
+        if len(self.passes_s) < MAX_PASSES:
             self.passes_s.append(took_s)
 
     def look(self, nodes: list[dict[str, Any]]) -> None:
@@ -143,13 +143,13 @@ class CacheFill:
 WINDOW_S = 0.3
 """Shortest window of steps, seconds: long compared with a scheduler's slice (some ms)."""
 
-MOST_WINDOW_CALLS = 90
+MAX_WINDOW_CALLS = 90
 """Most calls in a window: tf.data keeps the last 100 gaps."""
 
-MOST_GAPS = 98
+MAX_GAPS = 98
 """Number of gaps that tf.data keeps."""
 
-LEAST_WINDOW_CALLS = 4
+MIN_WINDOW_CALLS = 4
 
 
 class Window:
@@ -178,11 +178,11 @@ class Window:
     def gap(self, gaps_us: list[float], per_call: int) -> tuple[float, float] | None:
         """Time between two elements, over the latest consecutive calls, and their total time."""
         elements = self.latest_calls * per_call
-        if self.latest_calls < LEAST_WINDOW_CALLS or elements > min(len(gaps_us), MOST_GAPS):
+        if self.latest_calls < MIN_WINDOW_CALLS or elements > min(len(gaps_us), MAX_GAPS):
             return None
         return sum(gaps_us[-elements:]) / 1e6, self.latest_s
 
     def is_full(self) -> bool:
         """Whether it is long enough, or as long as the recorded gaps allow."""
-        long_enough = self.seconds >= WINDOW_S and self.calls > LEAST_WINDOW_CALLS
-        return long_enough or self.calls >= MOST_WINDOW_CALLS
+        long_enough = self.seconds >= WINDOW_S and self.calls > MIN_WINDOW_CALLS
+        return long_enough or self.calls >= MAX_WINDOW_CALLS

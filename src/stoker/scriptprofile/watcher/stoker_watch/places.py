@@ -65,10 +65,10 @@ def user_calls() -> list[tuple[str, int, int]]:
         if owner(code.co_filename) == "user":
             found.append((_absolute(code.co_filename), frame.f_lineno, code.co_firstlineno))
         frame = frame.f_back
-    return found[:MOST_CALLS]
+    return found[:MAX_CALLS]
 
 
-MOST_CALLS = 8
+MAX_CALLS = 8
 """Most frames that are searched: a step is not deeper."""
 
 

@@ -95,7 +95,7 @@ _made: list[Stage] = []
 _making: list[Stage] = []
 """Stages whose call is running; TensorFlow's own calls inside them do not count."""
 
-MOST_STAGES = 500
+MAX_STAGES = 500
 """Most watched stages: a script may make datasets without end."""
 
 
@@ -219,7 +219,7 @@ def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
         return
     with FACTS.guarded():
         # Keras creates a dozen for each call of fit: they must not displace the user's.
-        if len(_made) < (10 * MOST_STAGES if stage.maker == "user" else MOST_STAGES):
+        if len(_made) < (10 * MAX_STAGES if stage.maker == "user" else MAX_STAGES):
             _made.append(stage)
         FACTS.changes += 1
         setattr(result, KEY, stage)

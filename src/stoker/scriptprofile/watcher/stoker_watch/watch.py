@@ -26,7 +26,7 @@ WRITE_EVERY_S = 1.0
 WRITE_SHARE = 0.0005
 """Largest share of a script's time for writing: the script's own thread waits meanwhile."""
 
-MOST_FAILURES = 20
+MAX_FAILURES = 20
 
 
 class Facts:
@@ -84,7 +84,7 @@ class Facts:
 
     def failed(self, error: Exception) -> None:
         """Record a fault of the watcher."""
-        if len(self.failures) < MOST_FAILURES:
+        if len(self.failures) < MAX_FAILURES:
             trace = error.__traceback__
             while trace is not None and trace.tb_next is not None:
                 trace = trace.tb_next

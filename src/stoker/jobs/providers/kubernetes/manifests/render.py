@@ -38,7 +38,7 @@ from stoker.jobs.providers.kubernetes.names import (
 )
 from stoker.jobs.providers.kubernetes.settings import KubernetesTarget
 
-MOST_CODE_BYTES = 900 << 10
+MAX_CODE_BYTES = 900 << 10
 """Largest archive in a ConfigMap: a request to the API has at most 1.5 MiB, and base64 makes the archive larger by a third."""
 
 GIT = "git+"
@@ -175,11 +175,11 @@ def _hashes_of_experiment(code: bytes) -> dict[str, str]:
 
 
 def _is_in_config_map(target: KubernetesTarget, size: int) -> bool:
-    if target.code == "configmap" and size > MOST_CODE_BYTES:
+    if target.code == "configmap" and size > MAX_CODE_BYTES:
         raise ConfigError(
-            f"the packed code of a job must have at most {MOST_CODE_BYTES >> 10} KiB for a ConfigMap",
+            f"the packed code of a job must have at most {MAX_CODE_BYTES >> 10} KiB for a ConfigMap",
             got=Plain(f"{size / 1024:,.0f} KiB"),
             fix="Name what is not code in .stokerignore, or set `code` of the target to `volume` or a folder of a bucket.",
         )
-    is_small = target.code in ("auto", "configmap") and size <= MOST_CODE_BYTES
+    is_small = target.code in ("auto", "configmap") and size <= MAX_CODE_BYTES
     return is_small or target.code.startswith((GIT, *BUCKETS))

@@ -29,7 +29,7 @@ from stoker.jobs.providers.kubernetes.pod.size import SETTLED_S, Settling, decid
 POLL_S = 0.3
 """Poll interval in seconds: a shared file system sends no notification of a remote change."""
 
-FIRST_S, STEP_S, MOST_STEPS = 1.0, 0.5, 18
+FIRST_S, STEP_S, MAX_STEPS = 1.0, 0.5, 18
 """How long a pod waits before it begins a start, seconds: rank 0 not at all, higher ranks longer, so that usually
 one of them begins it for all. Two starts would only use up one more number."""
 
@@ -182,7 +182,7 @@ def _claim_newest(member: Member, *, save_s: float) -> int:
         if number and not _is_given_up(member, number) and _claim(member, number):
             return number
         _wait_for_saves(member, number, save_s=save_s)
-        delay_s = FIRST_S + STEP_S * min(member.rank, MOST_STEPS) if member.rank else 0.0
+        delay_s = FIRST_S + STEP_S * min(member.rank, MAX_STEPS) if member.rank else 0.0
         until_s = time.monotonic() + delay_s
         while time.monotonic() < until_s and member.newest() == number:
             time.sleep(POLL_S)  # another pod may begin the start
