@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.monitor.dashboards.parts import Dashboard, Panel, Query, Row, Variable
+from dashboard_parts import Dashboard, Panel, Query, Row, Variable
 
 _GPU = 'instance=~"$node",gpu=~"$gpu"'
 _NAME = "{{instance}} GPU {{gpu}}"

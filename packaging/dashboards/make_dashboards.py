@@ -1,18 +1,18 @@
-"""Writes the dashboards as JSON; needs the extra `grafana`: `python -m stoker.monitor.dashboards.make`."""
+"""Writes the dashboards as JSON into the package; needs the extra `grafana`: `python packaging/dashboards/make_dashboards.py`."""
 
 from __future__ import annotations
 
 import json
 
+from dashboard_gpu import GPUS
+from dashboard_parts import Dashboard, built
+from dashboard_rollout import ROLLOUT
+from dashboard_serving import SERVING
+from dashboard_training import TRAINING
 from grafana_foundation_sdk.cog.encoder import JSONEncoder
 
 from stoker.core.files import write_atomic
 from stoker.monitor.dashboards import FOLDER
-from stoker.monitor.dashboards.gpu import GPUS
-from stoker.monitor.dashboards.parts import Dashboard, built
-from stoker.monitor.dashboards.rollout import ROLLOUT
-from stoker.monitor.dashboards.serving import SERVING
-from stoker.monitor.dashboards.training import TRAINING
 
 DASHBOARDS = (TRAINING, GPUS, SERVING, ROLLOUT)
 """All of them."""

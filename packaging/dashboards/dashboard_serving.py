@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from stoker.monitor.dashboards.parts import Dashboard, Panel, Query, Row, Variable
+from dashboard_parts import Dashboard, Panel, Query, Row, Variable
 
 _MODEL = 'model_name=~"$model"'
 _VERSION = f'{_MODEL},version=~"$version"'
