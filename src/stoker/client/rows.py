@@ -10,8 +10,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from stoker.client.signature import SignatureSpec, TensorSpec, chosen, list_padding
-from stoker.core.errors import DataError, Plain, UserError
-from stoker.core.suggestions import nearest
+from stoker.core.errors import DataError, Plain, UserError, nearest
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from stoker.core.errors import ConfigError, Plain, UserError
-from stoker.core.suggestions import nearest
+from stoker.core.errors import ConfigError, Plain, UserError, nearest
 
 DEFAULT_SIGNATURE = "serving_default"
 """The default signature. Source: TensorFlow Serving."""

@@ -18,7 +18,7 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin
 import yaml
 
 from stoker.core.errors import ConfigError, Plain
-from stoker.core.suggestions import nearest as nearest  # noqa: PLC0414 - exported: most rooms import it from here
+from stoker.core.errors import nearest as nearest  # noqa: PLC0414 - exported: most rooms import it from here
 
 ConfigType = TypeVar("ConfigType")
 

@@ -1,4 +1,4 @@
-"""Errors that the user can fix, in one shape, and findings of checks.
+"""Errors that the user can fix, in one shape, findings of checks, and suggestions of known names.
 
 UserError              exit 2, HTTP 400: the rule; what was received; the next action
 |- ConfigError         stoker.yaml, --set, the user's module
@@ -13,6 +13,8 @@ Every other exception is a bug of Stoker: exit 1, with its traceback.
 
 from __future__ import annotations
 
+import difflib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -141,3 +143,17 @@ class Finding:
     def as_error(self) -> CheckFailed:
         """Return the finding as the error that ends the run."""
         return CheckFailed(self.message, fix=self.fix)
+
+
+_ABBREVIATION = 3
+"""Shortest beginning of a name that counts as an abbreviation: `acc` is `accuracy`, not `auc`."""
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """The next action for an unknown name: the nearest known one, else all of them."""
+    names = sorted(known)
+    longer = [each for each in names if len(name) >= _ABBREVIATION and each.startswith(name)]
+    close = longer if len(longer) == 1 else difflib.get_close_matches(name, names, n=1)
+    if close:
+        return f"Did you mean {close[0]!r}?"
+    return f"Known: {', '.join(names)}." if names else "There are none."

@@ -1,4 +1,4 @@
-"""Patches for several threads, and the end of a process whose threads cannot be interrupted.
+"""Patches for several threads, calls after a time limit, and the end of a process whose threads cannot be interrupted.
 
 A thread may be in native code when the process ends. Python's own end removes interpreter and
 libraries from under it, which crashes or changes the exit code. So Stoker's processes skip that part
@@ -16,6 +16,7 @@ import os
 import sys
 import threading
 import traceback
+from collections.abc import Callable, Iterator
 from typing import Any, NoReturn
 
 
@@ -119,3 +120,20 @@ def _flush_files() -> None:
             if issubclass(type(each), kinds):
                 with contextlib.suppress(Exception):
                     each.flush()
+
+
+@contextlib.contextmanager
+def called_after(time_s: float, call: Callable[[], None]) -> Iterator[None]:
+    """Call a function in a separate thread if the block takes longer.
+
+    Args:
+        time_s: The time, seconds.
+        call: The function.
+    """
+    timer = threading.Timer(max(time_s, 0.0), call)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()

@@ -11,9 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from stoker.core.errors import ConfigError, DataError, Plain, UserError
+from stoker.core.errors import ConfigError, DataError, Plain, UserError, nearest
 from stoker.core.files import read_json, write_json
-from stoker.core.suggestions import nearest
 from stoker.jobs.job import JOBS, Job, read_job
 
 SUBMITTED = "submitted.json"

@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from stoker.core.config import build, located, read_yaml
-from stoker.core.errors import ConfigError, Plain
-from stoker.core.suggestions import nearest
+from stoker.core.errors import ConfigError, Plain, nearest
 from stoker.jobs import providers
 from stoker.jobs.provider import Provider, ProviderKind
 

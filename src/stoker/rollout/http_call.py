@@ -15,7 +15,7 @@ from functools import partial
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from stoker.core.errors import ConfigError
-from stoker.core.timer import called_after
+from stoker.core.threads import called_after
 
 MAX_BYTES = 1 << 20
 """Most bytes of an answer that are read."""

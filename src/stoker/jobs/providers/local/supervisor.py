@@ -23,7 +23,7 @@ from typing import Any
 from stoker.cluster.launch.group import Group, GroupLimits, Outcome, StopRequest, stop_requests
 from stoker.cluster.processes.identity import identity_of
 from stoker.core.errors import UserError
-from stoker.core.timer import called_after
+from stoker.core.threads import called_after
 from stoker.jobs.job import Job, read_job
 from stoker.jobs.provider import Phase
 from stoker.jobs.providers.local.hang import hang_is_noticed

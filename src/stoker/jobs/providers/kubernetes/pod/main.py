@@ -42,7 +42,7 @@ from stoker.core.errors import (
 )
 from stoker.core.incarnation import Incarnation
 from stoker.core.signals import ASKING, ends_when_asked, heard
-from stoker.core.timer import called_after
+from stoker.core.threads import called_after
 from stoker.jobs.logs import LOGS
 from stoker.jobs.providers.kubernetes.pod.facts import (
     CODE_FOLDER,
