@@ -40,9 +40,7 @@ class Announcer:
         """Args: model: for the messages; folder: of the rollout's state."""
         self._model, self._folder = model, folder
         self._thread: threading.Thread | None = None
-        self._number = (
-            0  # of the last change that this process reported; on a full disk the file lacks it
-        )
+        self._number = 0  # of the last change that this process reported, also on a full disk
 
     def has_news(self, stored: Stored, state: RolloutState) -> bool:
         """Whether a change has not been reported yet.
