@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -192,6 +192,9 @@ class Router(Protocol):
             model: the model.
             base: the folder of its versions.
         """
+
+    def barred(self, model: str) -> Collection[int]:
+        """The versions that must not be loaded, even if a label names them."""
 
     def answered(
         self,

@@ -34,7 +34,7 @@ from stoker.rollout.state.state import FOLDER, Phase, RolloutState
 from stoker.rollout.statistics.histogram import count_above
 from stoker.serve.config import ServeConfig
 from stoker.serve.process.workers import WorkerEndedError, run_workers
-from stoker.serve.routing import Served
+from stoker.serve.routing import Served, VersionInUse
 from stoker.serve.runtime.stuck_call_watchdog import StuckCallWatchdog
 from stoker.serve.runtime.versions_in_use import VersionsInUse, read_versions_in_use
 from stoker.serve.servables.model_config import ModelConfig
@@ -296,6 +296,31 @@ def test_a_version_under_rollout_whose_load_does_not_end_is_reported(
         watchdog.close()
 
     assert read_failures(base / FOLDER, rollout=1) == {2: "its load does not end"}
+
+
+def test_a_version_that_ended_a_worker_is_not_loaded_again_though_a_label_names_it(
+    tmp_path: Path,
+) -> None:
+    repository = Repository(tmp_path / "models")
+    for version, alias in ((1, "champion"), (2, "candidate")):
+        repository.push(half_plus(tmp_path / str(version), addend=float(version)), "m", alias=alias)
+    rollouts, base = ModelRollouts(repository.root, "m"), repository.base("m")
+    rollouts.start(2, RolloutSettings(), why="")
+    use = VersionInUse(model="m", base=base, version=2, requests=0, loading=True)
+    RolloutSupervisor(server="me").worker_ended([use], how="signal 6")
+
+    router = RolloutRouter(server="me")
+    versions = ModelVersions(ModelConfig(name="m", base=base), LoadOptions(router=router))
+    try:
+        versions.poll()
+        assert (versions.serves(1), versions.serves(2)) == (True, False)
+
+        rollouts.start(2, RolloutSettings(), why="an operator tries it again")
+        router.refresh({"m": Served(base=base, failed={})})
+        versions.poll()
+        assert versions.serves(2)
+    finally:
+        versions.close()
 
 
 WORKER = """

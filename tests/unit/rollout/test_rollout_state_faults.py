@@ -9,9 +9,13 @@ import os
 import shutil
 import subprocess
 import sys
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from tests.loopback import Service, service
+from tests.unit.rollout.cluster import Cluster
 from tests.unit.rollout.state_kills import (
     SERVER,
     append,
@@ -29,7 +33,9 @@ from stoker.rollout.control.controller import Controller
 from stoker.rollout.counts.counts import read_counts, write_counts
 from stoker.rollout.state.changes import advance
 from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.settings import RolloutSettings
 from stoker.rollout.state.state import Phase, RolloutState
+from stoker.rollout.state.user_gates import UserGate
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -108,6 +114,18 @@ def test_on_a_full_disk_an_operator_rolls_back(small_disk: Path) -> None:
     assert latest(small_disk / "state")[1].phase is Phase.ROLLED_BACK
 
 
+def test_once_a_full_disk_has_room_again_the_next_rollback_is_possible_too(
+    small_disk: Path,
+) -> None:
+    template(small_disk / "state")
+    for _ in range(2):
+        ballast = fill(small_disk)
+        go_back(small_disk / "state")
+        ballast.unlink()
+        append(small_disk / "state", lambda now: replace(now, phase=Phase.RUNNING))
+        assert (small_disk / "state" / ".reserve").stat().st_size == 16 << 10
+
+
 def test_on_a_full_disk_the_controller_rolls_back_before_its_sign_of_life_fails(
     small_disk: Path,
 ) -> None:
@@ -120,6 +138,37 @@ def test_on_a_full_disk_the_controller_rolls_back_before_its_sign_of_life_fails(
     with pytest.raises(UserError, match=r"beat\.json must have room"):
         controller.step()
     assert latest(folder)[1].phase is Phase.ROLLED_BACK
+
+
+def test_on_a_full_disk_a_gate_of_the_user_rolls_back_and_its_message_is_sent_once(
+    small_disk: Path,
+) -> None:
+    cluster = Cluster(folder=small_disk / "m" / ".rollout")
+    answer = b'{"status": "success", "data": {"resultType": "scalar", "result": [0, "1"]}}'
+    with service() as heard, service(body=answer) as prometheus:
+        gate = UserGate(name="mine", prometheus=prometheus.url, query="1", max=0.0)
+        unmeasured = ("slow_p99", "slow_p50")
+        cluster.start(RolloutSettings(user_gates=(gate,), notify=(heard.url,), dry_run=unmeasured))
+        controller = cluster.controller()
+        for _ in range(2):  # the lease, the first stage
+            controller.step()
+        fill(small_disk)
+        texts: list[str] = []
+        end_s = time.monotonic() + 30.0
+        while time.monotonic() < end_s:
+            with contextlib.suppress(UserError):  # the sign of life
+                controller.step()
+            time.sleep(0.02)  # the calls are made in other threads
+            if not texts and (texts := _rolled_back(heard)):
+                end_s = time.monotonic() + 0.5
+
+        assert cluster.state().phase is Phase.ROLLED_BACK
+        assert len(_rolled_back(heard)) == 1
+
+
+def _rolled_back(heard: Service) -> list[str]:
+    texts = [each["text"] for each in heard.contents()]
+    return [text for text in texts if "Now rolled back" in text]
 
 
 def test_a_folder_without_write_permission_is_one_line(

@@ -14,7 +14,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from stoker.core.errors import DataError
+from stoker.core.errors import UserError
 from stoker.core.files import write_json
 from stoker.rollout.control.webhooks import TIMEOUT_S, moment_of, payload
 from stoker.rollout.http_call import NoAnswerError, send
@@ -40,6 +40,7 @@ class Announcer:
         """Args: model: for the messages; folder: of the rollout's state."""
         self._model, self._folder = model, folder
         self._thread: threading.Thread | None = None
+        self._number = 0  # of the last change that this process reported, also on a full disk
 
     def has_news(self, stored: Stored, state: RolloutState) -> bool:
         """Whether a change has not been reported yet.
@@ -60,10 +61,11 @@ class Announcer:
 
     def _announce_all(self) -> None:
         announced = self._announced()
-        with contextlib.suppress(DataError, OSError):  # the controller reports this error
+        with contextlib.suppress(UserError, OSError):  # the controller reports this error
             for stored in StateFiles(self._folder).history():
                 if stored.number > announced:
                     self._announce(stored)
+                    self._number = stored.number
                     write_json(self._folder / _FILE, {"number": stored.number})
 
     def _announce(self, stored: Stored) -> None:
@@ -99,8 +101,9 @@ class Announcer:
 
     def _announced(self) -> int:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            return int(json.loads((self._folder / _FILE).read_bytes())["number"])
-        return 0
+            written = int(json.loads((self._folder / _FILE).read_bytes())["number"])
+            return max(written, self._number)
+        return self._number
 
 
 def _after_rollback(state: RolloutState) -> list[str]:

@@ -31,7 +31,7 @@ from stoker.rollout.gates.gates import (
     at_full_traffic,
     judge,
 )
-from stoker.rollout.state.changes import advance, compare_again, pause, roll_back
+from stoker.rollout.state.changes import advance, bar, compare_again, pause, roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
 from stoker.rollout.state.settings import SLOW_P50, SLOW_P99
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState, state_of
@@ -150,7 +150,7 @@ class Controller:
         for version in sorted(state.on_trial & failures.keys()):
             if not failures[version].startswith(UNLOADED):
                 reason = f"version {version}: {failures[version]}"
-                following = roll_back(state, reason=reason, now_s=self._now())
+                following = roll_back(bar(state, [version]), reason=reason, now_s=self._now())
                 with contextlib.suppress(Conflict):  # another server has ended it
                     decision = Decision(action=Action.ROLL_BACK, reason=reason)
                     self._change(stored, following, decision)
@@ -171,8 +171,10 @@ class Controller:
 
     def _judge(self, stored: Stored, state: RolloutState) -> Decision:
         counts, failures = read_all(self._folder, rollout=state.rollout)
-        failed = failures.get(state.candidate) or self._gone(state.candidate)
-        if failed:
+        failed = failures.get(state.candidate, "")
+        if failed and not failed.startswith(UNLOADED):
+            state = bar(state, [state.candidate])
+        if failed := failed or self._gone(state.candidate):
             decision = Decision(action=Action.ROLL_BACK, reason=failed)
             return self._follow(stored, state, decision)
         if state.phase is Phase.MEASURING:

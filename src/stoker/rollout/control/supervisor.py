@@ -20,7 +20,7 @@ from stoker.rollout.counts.counts import MEASURED
 from stoker.rollout.counts.scrape import Scraper
 from stoker.rollout.counts.spool import Spool
 from stoker.rollout.gates.gates import VersionCounts
-from stoker.rollout.state.changes import roll_back
+from stoker.rollout.state.changes import bar, roll_back
 from stoker.rollout.state.files import Conflict, StateFiles, Stored
 from stoker.rollout.state.state import FOLDER, Phase, RolloutState, state_of
 from stoker.serve.routing import VersionInUse
@@ -151,13 +151,14 @@ class RolloutSupervisor:
                 self._count_lost(use, state, lost, why)
             blamed = True
             with contextlib.suppress(Conflict):  # another writer was first: decide again
-                self._roll_back(base, stored, why)
+                self._roll_back(base, stored, use.version, why)
                 return True
         return blamed
 
-    def _roll_back(self, base: Path, stored: Stored, why: str) -> None:
+    def _roll_back(self, base: Path, stored: Stored, version: int, why: str) -> None:
         now_s = time.time()
-        state = roll_back(state_of(stored.content["state"]), reason=why, now_s=now_s)
+        state = bar(state_of(stored.content["state"]), [version])
+        state = roll_back(state, reason=why, now_s=now_s)
         event = Event(what="roll back", who=self._server, why=why, at_s=now_s)
         try:
             change(StateFiles(base / FOLDER), stored, state, event)

@@ -24,7 +24,7 @@ from stoker.rollout.routing.decision import Routing, copied_share, decision
 from stoker.rollout.routing.running import count_slow_running
 from stoker.rollout.shadow.counts import ShadowTally
 from stoker.rollout.shadow.stage import ShadowOptions, ShadowStage
-from stoker.rollout.state.changes import roll_back
+from stoker.rollout.state.changes import bar, roll_back
 from stoker.rollout.state.files import StateFiles, Stored
 from stoker.rollout.state.state import ACTIVE, Phase, state_of
 from stoker.serve.routing import (
@@ -109,7 +109,7 @@ class ModelRollout:
         state, before = state_of(stored.content["state"]), self._routing
         veto = vetoes.get((str(self._folder.parent), state.rollout))
         if veto is not None and state.phase in ACTIVE:
-            state = roll_back(state, reason=veto, now_s=time.time())
+            state = roll_back(bar(state, state.on_trial), reason=veto, now_s=time.time())
         key_hash = self.test.take_up(state) or _short_hash
         split = state.split(self._model)
         answered = self._record if state.is_test else self.waiting.add
@@ -236,6 +236,11 @@ class ModelRollout:
         self._shadow.count_dropped()
         self._changed = True  # copies are compared after their requests have ended
         return {**unloaded, **self._blamed, **self._shadow.failed}
+
+    @property
+    def barred(self) -> tuple[int, ...]:
+        """The versions that must not be loaded, even if a label names them."""
+        return () if self._routing is None else self._routing.state.barred
 
     def wanted(self, now_s: float) -> set[int] | None:
         """The versions that must be loaded; None if the state is not known yet."""

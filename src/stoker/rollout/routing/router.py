@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -122,6 +122,11 @@ class RolloutRouter:
         """The versions that must be loaded; None: the model has no rollout."""
         rollout = self._find(model, base)
         return None if rollout is None else rollout.wanted(time.time())
+
+    def barred(self, model: str) -> Collection[int]:
+        """The versions that must not be loaded, even if a label names them."""
+        rollout = self._rollouts.get(model)
+        return () if rollout is None else rollout.barred
 
     def answered(
         self,

@@ -42,7 +42,7 @@ def start(
             got=Plain(f"version {candidate}"),
             fix="Push a new version first.",
         )
-    return replace(begun, rejected=_without(begun.rejected, [candidate]))
+    return _again(begun, [candidate])
 
 
 def begin_test(
@@ -72,8 +72,7 @@ def begin_test(
             "An A/B test must have a key, by which a user stays with a version",
             fix="Name a header, a gRPC metadata key or a cookie: --key x-user, --key cookie:uid.",
         )
-    rejected = _without(begun.rejected, test.shares)
-    return replace(begun, phase=Phase.TESTING, test=test, rejected=rejected)
+    return replace(_again(begun, test.shares), phase=Phase.TESTING, test=test)
 
 
 def _begun(
@@ -110,11 +109,31 @@ def _begun(
             fix="Wait for its end, or end it with `stoker rollout rollback` or `stoker rollout promote`.",
         )
     # Lease numbers never repeat: an earlier rollout's controller must not mistake this lease for its own.
-    return replace(first, rollout=state.rollout + 1, rejected=state.rejected, lease=state.lease)
+    return replace(
+        first,
+        rollout=state.rollout + 1,
+        rejected=state.rejected,
+        barred=state.barred,
+        lease=state.lease,
+    )
+
+
+def _again(state: RolloutState, versions: Collection[int]) -> RolloutState:
+    """Let versions that were rolled back take traffic again."""
+    return replace(
+        state,
+        rejected=_without(state.rejected, versions),
+        barred=_without(state.barred, versions),
+    )
 
 
 def _without(versions: Iterable[int], others: Collection[int]) -> tuple[int, ...]:
     return tuple(version for version in versions if version not in others)
+
+
+def bar(state: RolloutState, versions: Iterable[int]) -> RolloutState:
+    """Let no server load versions that ended or blocked a worker."""
+    return replace(state, barred=tuple(sorted({*state.barred, *versions})))
 
 
 def end_test(state: RolloutState, version: int, *, now_s: float) -> RolloutState:
@@ -279,6 +298,7 @@ def roll_back(
         reason=reason,
         began_s=now_s,
         rejected=tuple(sorted({*state.rejected, *gone} - {target})),
+        barred=_without(state.barred, [target]),
     )
 
 

@@ -137,8 +137,8 @@ class StateFiles:
         return self._folder / _RESERVE
 
     def _keep_reserve(self) -> None:
-        if not self._reserve.exists():
-            with contextlib.suppress(OSError):  # full: the next change tries again
+        with contextlib.suppress(OSError):  # full: the next change tries again
+            if not self._reserve.exists() or self._reserve.stat().st_size < _RESERVE_BYTES:
                 # Random bytes: a file system that compresses would keep no room for zeros.
                 self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))
 

@@ -83,6 +83,9 @@ class RolloutState:
     rejected: tuple[int, ...] = ()
     """Versions that were rolled back and take no traffic until an operator starts them again."""
 
+    barred: tuple[int, ...] = ()
+    """Versions that ended or blocked a worker: no server loads them, whatever label names them, until an operator starts them again."""
+
     slow_s: Mapping[str, float] = field(default_factory=dict)
     """Gate -> latency above which an answer is slow, seconds: the quantile of the baseline and a margin, fixed at start."""
 
@@ -167,6 +170,7 @@ class RolloutState:
             **asdict(self),
             "settings": json.loads(json.dumps(asdict(self.settings))),
             "rejected": [*self.rejected],
+            "barred": [*self.barred],
             "explained": [*self.explained],
             "slow_s": dict(self.slow_s),
             "test": None if self.test is None else self.test.to_json(),
@@ -186,6 +190,7 @@ def state_of(content: Mapping[str, Any]) -> RolloutState:
         known["settings"] = build(RolloutSettings, known["settings"])
         known["phase"] = Phase(known["phase"])
         known["rejected"] = tuple(known["rejected"])
+        known["barred"] = tuple(known.get("barred", ()))
         known["explained"] = tuple(known.get("explained", (0, 0)))
         known["test"] = settings_of(known["test"]) if known.get("test") else None
         return RolloutState(**known)

@@ -178,10 +178,10 @@ class ModelVersions:
         """The versions that may be served: those of the policy, newest first; or of a rollout, its baseline first."""
         router = self._options.router
         self._rollout = None if router is None else router.wanted(self.name, self.config.base)
-        if self._rollout is None:
+        if router is None or self._rollout is None:
             return self.config.policy.candidates(found)
-        labeled = self._wanted_labels().values()
-        route = None if router is None else router.route(self.name, no_headers)
+        labeled = {*self._wanted_labels().values()}.difference(router.barred(self.name))
+        route = router.route(self.name, no_headers)
         # The version that answers for the others is loaded first.
         first = None if route is None else route.otherwise
         wanted = self._rollout.union(labeled) & set(found)
