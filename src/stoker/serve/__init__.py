@@ -1,1 +1,1 @@
-"""Answers over REST and gRPC; the dataplane knows no protocol, the protocols only convert."""
+"""Answers requests over REST and gRPC. Both only convert messages; the dataplane, which knows neither, answers."""

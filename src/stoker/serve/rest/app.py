@@ -281,8 +281,8 @@ class RestApp:
         except HttpError:
             raise
         except Exception:  # noqa: BLE001 - the edge: clients get no details of a bug
-            _log.exception("a request failed by a bug")
-            return Answer(status=500, body=error_body("the server has a bug; its log says more"))
+            _log.exception("a request failed because of a bug in the server")
+            return Answer(status=500, body=error_body("the request failed because of a bug in the server; see its log"))
 
     def note(
         self,

@@ -207,7 +207,7 @@ class InlinePredict:
         """Group requests so that each group fits in one run."""
         if len(group) < MANY or spec is None:
             return [group]
-        return in_runs(group, lambda small: len(small.rows), most=self._plane.most_rows(spec))
+        return in_runs(group, lambda small: len(small.rows), max_rows=self._plane.max_rows(spec))
 
     def _answer(self, spec: ModelSpec | None, signature: str, group: list[Small]) -> None:
         found, texts = None, []

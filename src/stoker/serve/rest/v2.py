@@ -111,22 +111,22 @@ def _infer(plane: DataPlane, spec: Any, request: HttpRequest) -> Answer:
         if not isinstance(name, str):
             raise invalid("'id' must be a string")
         parameters = _object(body.get("parameters", {}), "'parameters'")
-        wanted = _wanted(body.get("outputs", []), parameters)
+        requested = _requested_outputs(body.get("outputs", []), parameters)
         inputs = _inputs(body.get("inputs"), tail)
 
         def read_inputs(_signature: Signature) -> Tensors:
             return {one.name: one.array() for one in inputs}
 
-        response = open_inference.ask(
+        response = open_inference.call_model(
             plane,
             spec,
             read_inputs,
             parameters=parameters,
-            wanted=wanted.names,
+            requested=requested.names,
             entrypoint="REST",
             deadline=request.deadline,
         )
-        return _answered(response, wanted, request_id=name)
+        return _answered(response, requested, request_id=name)
     except UserError as error:
         raise invalid(error.line()) from error
     except SignatureNotFound as error:
@@ -174,7 +174,7 @@ def _inputs(sent: Any, tail: memoryview) -> list[_Input]:
     return found
 
 
-def _wanted(sent: Any, parameters: Mapping[str, Any]) -> _RequestedOutputs:
+def _requested_outputs(sent: Any, parameters: Mapping[str, Any]) -> _RequestedOutputs:
     if not isinstance(sent, list) or len(sent) > _MAX_OUTPUTS:
         raise invalid("'outputs' must be a list")
     all_binary = _truth(parameters.get("binary_data_output", False), "binary_data_output")
@@ -194,7 +194,7 @@ def _wanted(sent: Any, parameters: Mapping[str, Any]) -> _RequestedOutputs:
     return _RequestedOutputs(names=tuple(names), binary=frozenset(binary), all_binary=all_binary)
 
 
-def _answered(response: PredictResponse, wanted: _RequestedOutputs, *, request_id: str) -> Answer:
+def _answered(response: PredictResponse, requested: _RequestedOutputs, *, request_id: str) -> Answer:
     described: list[str] = []
     tensors: list[bytes] = []
     for name, array in response.outputs.items():
@@ -204,7 +204,7 @@ def _answered(response: PredictResponse, wanted: _RequestedOutputs, *, request_i
             "shape": list(array.shape),
         }
         data = ""
-        if wanted.is_binary(name):
+        if requested.is_binary(name):
             tensors.append(to_bytes(array))
             said["parameters"] = {"binary_data_size": len(tensors[-1])}
         else:
