@@ -311,9 +311,9 @@ def _check_address(config: ServeConfig) -> None:
         return
     raise ConfigError(
         "an address that other machines reach must not be served without authentication",
-            got=config.host,
-            fix="Give --keys-file, or an --ssl_config_file with client_verify, or "
-            "--allow-unauthenticated.",
+        got=config.host,
+        fix="Give --keys-file, or an --ssl_config_file with client_verify, or "
+        "--allow-unauthenticated.",
     )
 
 

@@ -181,7 +181,9 @@ def test_batches_that_do_not_fit_in_memory_are_found_at_load_and_never_joined(
     servable.unload()
 
     assert (found.tolist(), after.tolist()) == ([0, 1, 2], [4])
-    assert "batches are limited to 2 rows, because more do not fit in memory: Attempted" in caplog.text
+    assert (
+        "batches are limited to 2 rows, because more do not fit in memory: Attempted" in caplog.text
+    )
 
 
 def test_a_model_that_does_not_fit_at_all_is_not_served_and_its_status_says_why(

@@ -404,7 +404,7 @@ def test_an_access_log_that_cannot_be_written_is_reported_at_the_start(tmp_path:
     config = ServeConfig(
         models={"m": tmp_path}, access_log=str(tmp_path / "no" / "x"), rest_port=0, grpc_port=0
     )
-    with pytest.raises(ConfigError, match="a file that can be written"):
+    with pytest.raises(ConfigError, match="a writable file"):
         Server(config)
 
 

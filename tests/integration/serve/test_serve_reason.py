@@ -53,7 +53,11 @@ DATA = "variables/variables.data-00000-of-00001"
         (write("saved_model.pbtxt", ""), False, "several saved_model files"),
         (remove(INDEX), False, "1 must be a whole SavedModel with the tag 'serve'"),
         (cut(DATA, 2), False, "1 must be a whole SavedModel with the tag 'serve'"),
-        (link, False, "every link in a version must point to a file inside its folder. Received: assets/x"),
+        (
+            link,
+            False,
+            "every link in a version must point to a file inside its folder. Received: assets/x",
+        ),
         (write("assets.extra/tf_serving_warmup_requests", "x"), False, "must be a TFRecord file"),
         (write("batching_params.pbtxt", "x"), False, "1/batching_params.pbtxt: 1:1"),
         (

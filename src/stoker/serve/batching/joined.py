@@ -177,7 +177,9 @@ MANY = 16
 run; if they do, threads answer them."""
 
 
-def in_runs(items: Sequence[Item], rows: Callable[[Item], int], *, max_rows: int) -> list[list[Item]]:
+def in_runs(
+    items: Sequence[Item], rows: Callable[[Item], int], *, max_rows: int
+) -> list[list[Item]]:
     """Group requests, in order, so that each group fits in one run.
 
     Args:

@@ -273,7 +273,9 @@ class Queue:
             waits = request in self._waiting
             if waits:
                 self._waiting.remove(request)
-            if waits or self._apart:  # with `_apart`, another thread runs it, so this one need not wait
+            if (
+                waits or self._apart
+            ):  # with `_apart`, another thread runs it, so this one need not wait
                 request.outcome = request.deadline.lost()
                 request.woken.set()
 
@@ -338,8 +340,7 @@ class Queue:
         return None
 
     def _gather(self, leader: Request) -> list[Request]:
-        """Remove all requests from the queue that the leader's batch can take; return the batch, in order of
-        arrival."""
+        """Remove all requests from the queue that the leader's batch can take; return the batch in order of arrival."""
         max_rows = self._config.max_batch_size
         timeout_s = self._config.batch_timeout_micros / 1e6
         batch, rows = [leader], leader.rows

@@ -146,7 +146,9 @@ def call_model(
     if not isinstance(signature, str):
         raise invalid(f"the parameter {SIGNATURE_PARAMETER} must be a string")
     if parameters.get("sequence_id"):
-        raise invalid("this server keeps no state of sequences; leave out the parameter sequence_id")
+        raise invalid(
+            "this server keeps no state of sequences; leave out the parameter sequence_id"
+        )
     return plane.predict(
         PredictRequest(
             model=spec,

@@ -170,7 +170,9 @@ class DataPlane:
                 proven = self._proven[model.name, name]
                 proven.add(servable.version)
                 is_quick = proven.issuperset(compared)
-            elif compared and (model.name, name) in self._proven:  # known names only: a client could invent any number of others
+            elif (
+                compared and (model.name, name) in self._proven
+            ):  # known names only: a client could invent any number of others
                 self._proven[model.name, name].discard(servable.version)
             if not is_quick:
                 return None
@@ -200,7 +202,9 @@ class DataPlane:
         if joined.routes:
             route = joined.routes[0]
             route.answered(joined, run.outputs, run.ended_s)
-            if not route.counts and self.router is not None:  # a shadow stage: requests may have to be copied
+            if (
+                not route.counts and self.router is not None
+            ):  # a shadow stage: requests may have to be copied
                 self._copies.of_run(self.router, joined, run)
 
     def max_rows(self, model: ModelSpec) -> int:
@@ -407,9 +411,9 @@ class DataPlane:
     def _infer(self, model: Batcher, request: InferRequest, task: Task, api: str) -> Inferred:
         definition = model.signature_defs.get(task.signature)
         if definition is None:
-            said = "Requested signature not found in model graph" if api == _SEVERAL else ""
-            said = said or "No signature was found with the name"
-            raise ServeError(Code.INVALID_ARGUMENT, f"{said}: {task.signature}")
+            message = "Requested signature not found in model graph" if api == _SEVERAL else ""
+            message = message or "No signature was found with the name"
+            raise ServeError(Code.INVALID_ARGUMENT, f"{message}: {task.signature}")
         check_signature(task, definition, by_name=self.check_method_names)
         rows = joined_examples(request.examples, context=request.context)
         outputs = self._call(model, task.signature, {INPUT: rows}, request, api=api)
@@ -440,7 +444,7 @@ class DataPlane:
             took_s = time.monotonic() - begun_s
             record.code = code.name
             if record.version is not None or record.model in self.models.names():
-                # With the wait before the dataplane: objectives cover the latency that clients see, also of an overloaded server.
+                # Includes the wait for a thread: objectives cover the latency that clients see, even of a full server.
                 self._versions.count(record.model, record.version, code, took_s=waited_s + took_s)
             if self.router is not None and record.route is not None:
                 self._routed_now.pop(id(record), None)
@@ -515,12 +519,16 @@ def _as_serve_error() -> Iterator[None]:
         raise ServeError(code, "the model failed; see the server's log") from error
     except Exception as error:
         _log.exception("a request failed because of a bug in the server")
-        raise ServeError(Code.INTERNAL, "the request failed because of a bug in the server; see its log") from error
+        raise ServeError(
+            Code.INTERNAL, "the request failed because of a bug in the server; see its log"
+        ) from error
 
 
 def _check_filter(signature: Signature, wanted: tuple[str, ...]) -> None:
-    """Raise if a name is not an output, or is repeated. Source of messages and order: TensorFlow Serving,
-    `predict_util.cc`."""
+    """Raise if a name is not an output, or is repeated.
+
+    Source of messages and order: TensorFlow Serving, `predict_util.cc`.
+    """
     for number, name in enumerate(wanted):
         if name not in signature.outputs:
             known = ",".join(sorted(signature.outputs))

@@ -174,8 +174,8 @@ class InlineGrpcPredict:
         """Group calls so that each group fits in one run."""
         if len(group) < MANY:
             return [group]
-        most = self._plane.max_rows(model)
-        return in_runs(group, lambda small: _rows(small.inputs), max_rows=most)
+        max_rows = self._plane.max_rows(model)
+        return in_runs(group, lambda small: _rows(small.inputs), max_rows=max_rows)
 
     def _run(
         self, model: ModelSpec, signature: str, group: list[_Small], came_s: float
@@ -239,9 +239,9 @@ class InlineGrpcPredict:
 
 def _is_plain(request: predict_pb2.PredictRequest) -> bool:
     """Whether no tensor has more values than the request has bytes: a single value may stand for millions."""
-    most = request.ByteSize()
+    size = request.ByteSize()
     return all(
-        math.prod(dim.size for dim in proto.tensor_shape.dim) <= most
+        math.prod(dim.size for dim in proto.tensor_shape.dim) <= size
         for proto in request.inputs.values()
     )
 

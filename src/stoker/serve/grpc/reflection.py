@@ -52,8 +52,10 @@ def add_reflection(server: grpc.Server, *, with_profiler: bool) -> None:
 
 
 def _v1_pool() -> descriptor_pool.DescriptorPool:
-    """Return a pool with the newer package, made from the older one. In the default pool, it could clash with the
-    package of a library."""
+    """Return a pool with the newer package, made from the older one.
+
+    In the default pool, it could clash with the package of a library.
+    """
     older, newer = (descriptor_pb2.FileDescriptorProto() for _ in range(2))
     reflection_pb2.DESCRIPTOR.CopyToProto(older)
     text_format.Parse(text_format.MessageToString(older).replace("v1alpha", "v1"), newer)

@@ -69,7 +69,9 @@ class Context:
         self._is_over = False
         self.code: Any = grpc.StatusCode.OK
         self.details = ""
-        self.route: Route | None = None  # where a rollout sent the call, if the event loop routed it already
+        self.route: Route | None = (
+            None  # where a rollout sent the call, if the event loop routed it already
+        )
         self.trailing = b""  # the trailing metadata, encoded
 
     def invocation_metadata(self) -> Metadata:
@@ -89,8 +91,10 @@ class Context:
         return not self._is_over
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Register a function that is called when the call ends; return False, and never call it, if the call has
-        ended."""
+        """Register a function that is called when the call ends.
+
+        If the call has ended already, return False, and do not call the function.
+        """
         with _LOCK:
             if not self._is_over:
                 self._callbacks.append(callback)
@@ -103,7 +107,9 @@ class Context:
         with _LOCK:
             self._is_over = True
             callbacks, self._callbacks = self._callbacks, []
-        self._cancel = None  # breaks a reference cycle, so that the call and its message are freed now
+        self._cancel = (
+            None  # breaks a reference cycle, so that the call and its message are freed now
+        )
         for callback in callbacks:
             try:
                 callback()
@@ -194,7 +200,9 @@ class ServerCall:
             max_decompressed=server.limits.held_bytes,
         )
         self._message: Message | None = None  # the message of a unary request
-        self._requests: queue.SimpleQueue[Message | None] | None = None  # the messages of a request stream
+        self._requests: queue.SimpleQueue[Message | None] | None = (
+            None  # the messages of a request stream
+        )
         self._due_s = time.monotonic() + server.limits.connection.body_s
         self._held_bytes = 0
         self._is_refused = False
@@ -251,9 +259,11 @@ class ServerCall:
         self._due_s += size / MIN_RECEIVE_BYTES_PER_S
         self._held_bytes += size
         self._server.held_bytes += size
-        most = max(self._server.limits.held_bytes, self._held_bytes)  # a single call may be larger
-        if self._held_bytes > SMALL_CALL_BYTES and self._server.held_bytes > most:
-            raise ServeError(Code.RESOURCE_EXHAUSTED, "the messages in progress take too much memory")
+        limit = max(self._server.limits.held_bytes, self._held_bytes)  # a single call may be larger
+        if self._held_bytes > SMALL_CALL_BYTES and self._server.held_bytes > limit:
+            raise ServeError(
+                Code.RESOURCE_EXHAUSTED, "the messages in progress take too much memory"
+            )
 
     def _receive_unary(self, messages: list[Message], *, ended: bool) -> None:
         if len(messages) + (self._message is not None) > 1:
@@ -330,8 +340,9 @@ class ServerCall:
     # -- in a thread
 
     def answer(self, message: Any) -> bytes:
-        """Run the handler, and return its response. Messages of a response stream are sent here, and the result is
-        empty.
+        """Run the handler, and return its response.
+
+        Messages of a response stream are sent here, and the result is empty.
 
         Raises:
             Aborted, ServeError: the call is refused.
@@ -375,8 +386,10 @@ class ServerCall:
         return raw
 
     def _send_all(self, responses: Iterator[Any]) -> None:
-        """Send messages, each only after the previous one was sent, so that they do not pile up if the client does not
-        read."""
+        """Send messages, each only after the previous one was sent.
+
+        So they do not pile up if the client does not read.
+        """
         sent = self._sent
         assert sent is not None  # set by `begin`
         for response in responses:
@@ -404,6 +417,5 @@ class ServerCall:
 
 
 def _is_non_blocking(handler: Any) -> bool:
-    """Return whether a handler holds no thread but gets a function that sends messages, as grpcio's health service
-    does."""
+    """Return whether a handler, like grpcio's health service, holds no thread: it sends messages by a function."""
     return bool(getattr(handler.unary_stream, "experimental_non_blocking", False))

@@ -53,11 +53,15 @@ class Connection(asyncio.Protocol):
         self.goaway_s = 0.0  # when GOAWAY was sent; 0 if it was not
         self.refuses_calls = False  # whether no new call is accepted
         self.has_preface = False  # whether the client has sent the preface
-        self.partial_s = self.opened_s  # since when the preface, a frame or headers have been incomplete
+        self.partial_s = (
+            self.opened_s
+        )  # since when the preface, a frame or headers have been incomplete
         self._last_stream = 0  # number of the newest stream of the client
         self._last_accepted = frames.MAX_31_BITS  # streams with higher numbers are ignored
         self._window = CONNECTION_WINDOW
-        self._headers: tuple[int, int, bytearray] | None = None  # incomplete headers: stream, flags, bytes
+        self._headers: tuple[int, int, bytearray] | None = (
+            None  # incomplete headers: stream, flags, bytes
+        )
         self._parts: list[bytes] = []  # parts of an incomplete frame
         self._received, self._needed = 0, len(frames.PREFACE)
         self._window_grew = False  # whether more may be sent since the last `send_waiting`
@@ -192,8 +196,10 @@ class Connection(asyncio.Protocol):
             stream.call.receive(payload, ended=ended)
 
     def _on_finished_stream(self, number: int) -> None:
-        """Handle data for a stream that has ended: ignore it if the server ended the stream, else treat it as a
-        fault."""
+        """Handle data for a stream that has ended.
+
+        If the server has ended it, the data is ignored; else it is a fault.
+        """
         if number == 0 or number > self._last_stream:
             raise ConnectionFault(Error.PROTOCOL_ERROR, "data of a stream that was never opened")
         if number in self.sender.streams:  # the client has ended it
@@ -268,10 +274,14 @@ class Connection(asyncio.Protocol):
         if len(payload) != 4:
             raise ConnectionFault(Error.FRAME_SIZE_ERROR, "RST_STREAM must have 4 bytes")
         if number == 0 or number > self._last_stream:
-            raise ConnectionFault(Error.PROTOCOL_ERROR, "RST_STREAM of a stream that was never opened")
+            raise ConnectionFault(
+                Error.PROTOCOL_ERROR, "RST_STREAM of a stream that was never opened"
+            )
         stream = self.sender.streams.get(number)
         if stream is not None:
-            self.sender.receiving.discard(number)  # so that the server does not reset the stream, too
+            self.sender.receiving.discard(
+                number
+            )  # so that the server does not reset the stream, too
             self._cancel(stream)
             self._count_reset(stream)
 
@@ -301,7 +311,9 @@ class Connection(asyncio.Protocol):
         for name, value in settings:
             self._apply_setting(name, value)
         self.sender.put(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        for stream in list(self.sender.stalled.values()):  # after the ACK, from which on the client counts with the new size
+        for stream in list(
+            self.sender.stalled.values()
+        ):  # after the ACK, from which on the client counts with the new size
             if stream.window > 0:
                 stream.send_pending()
 
@@ -341,7 +353,9 @@ class Connection(asyncio.Protocol):
             self._window_grew = True
             return
         if number > self._last_stream:
-            raise ConnectionFault(Error.PROTOCOL_ERROR, "WINDOW_UPDATE of a stream that was never opened")
+            raise ConnectionFault(
+                Error.PROTOCOL_ERROR, "WINDOW_UPDATE of a stream that was never opened"
+            )
         stream = self.sender.streams.get(number)
         if stream is None:
             return

@@ -120,8 +120,10 @@ class HeaderDecoder:
 
 
 def _state(table: HeaderTable) -> tuple[int, int, object]:
-    """Return a value that differs after every change of the table: entries are only added in front, each as a new
-    object."""
+    """Return a value that differs after every change of the table.
+
+    Entries are only added in front, each as a new object.
+    """
     entries = table.dynamic_entries
     return table.maxsize, len(entries), entries[0] if entries else None
 

@@ -122,28 +122,28 @@ class ServerLimits:
         """
         remaining = dict(arguments)
 
-        def pop(name: str, default: int, *, least: int = 1) -> int:
+        def pop(name: str, default: int, *, min_value: int = 1) -> int:
             value = remaining.pop(name, default)
             if value == -1:  # gRPC's value for "no limit"
                 return UNLIMITED
-            if not isinstance(value, int) or not least <= value <= UNLIMITED:
+            if not isinstance(value, int) or not min_value <= value <= UNLIMITED:
                 raise ConfigError(
-                    f"{name} must be a whole number from {least:,} to {UNLIMITED:,}, or -1",
+                    f"{name} must be a whole number from {min_value:,} to {UNLIMITED:,}, or -1",
                     got=value,
                     fix="Correct it in --grpc_channel_arguments.",
                 )
             return value
 
         header_bytes = pop(
-            "grpc.max_metadata_size", self.connection.head_bytes, least=_MIN_HEADER_BYTES
+            "grpc.max_metadata_size", self.connection.head_bytes, min_value=_MIN_HEADER_BYTES
         )
         limits = dataclasses.replace(
             self,
             connection=dataclasses.replace(
                 self.connection, head_bytes=min(header_bytes, _MAX_HEADER_BYTES)
             ),
-            receive_bytes=pop("grpc.max_receive_message_length", self.receive_bytes, least=0),
-            send_bytes=pop("grpc.max_send_message_length", self.send_bytes, least=0),
+            receive_bytes=pop("grpc.max_receive_message_length", self.receive_bytes, min_value=0),
+            send_bytes=pop("grpc.max_send_message_length", self.send_bytes, min_value=0),
             streams=pop("grpc.max_concurrent_streams", self.streams),
             age_s=pop("grpc.max_connection_age_ms", UNLIMITED) / 1000,
             grace_s=pop("grpc.max_connection_age_grace_ms", UNLIMITED) / 1000,

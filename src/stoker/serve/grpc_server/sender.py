@@ -52,7 +52,9 @@ class Sender:
         self.initial_window = self.window = frames.DEFAULT_WINDOW
         self.max_frame = frames.DEFAULT_FRAME
         self.is_paused = False  # whether the client does not read its responses
-        self.received_s = self.progress_s = time.monotonic()  # when the client last sent data, and last read data
+        self.received_s = self.progress_s = (
+            time.monotonic()
+        )  # when the client last sent data, and last read data
         self.blocked_s = 0.0  # since when data has been waiting for the client
         self.pings = 0.0  # the client's pings and settings since the last response
         self._progress_bytes = 0  # bytes sent since `progress_s`
@@ -70,8 +72,7 @@ class Sender:
         self._table_update = b""
 
     def shrink_header_table(self) -> None:
-        """Set the HPACK table's size to 0 with the next header block, because the client's limit is below the default
-        size.
+        """Set the HPACK table's size to 0 with the next header block: the client's limit is below the default size.
 
         Source: RFC 7541, 4.2. No header block of this server uses the table.
         """

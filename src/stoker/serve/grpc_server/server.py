@@ -84,7 +84,9 @@ class GrpcServer:
         self._connections: set[Connection] = set()
         self._in_flight = 0
         self.held_bytes = 0
-        self._arrived: list[tuple[str, ServerCall, Any]] = []  # calls for `_inline` since the last `_turn`
+        self._arrived: list[
+            tuple[str, ServerCall, Any]
+        ] = []  # calls for `_inline` since the last `_turn`
         self._busy_poll = BusyPoll()
 
     # -- handlers
@@ -106,13 +108,17 @@ class GrpcServer:
         self._inline[method] = answer
 
     def answer_in_loop(self, *methods: str) -> None:
-        """Run the handlers of methods in the event loop, even above the limit of concurrent calls. These handlers must
-        not wait."""
+        """Run the handlers of methods in the event loop, even above the limit of concurrent calls.
+
+        These handlers must not wait.
+        """
         self._in_loop.update(methods)
 
     def when_refused(self, count: Callable[[Any], None]) -> None:
-        """Set the function that gets the message of each refused call; it gets None for a message that is compressed or
-        cannot be read."""
+        """Set the function that gets the message of each refused call.
+
+        It gets None if the message is compressed or cannot be read.
+        """
         self._refused = count
 
     def handler_of(self, details: Details) -> tuple[Any, bool]:

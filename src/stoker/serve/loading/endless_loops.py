@@ -36,8 +36,10 @@ def _loops(nodes: Iterable[node_def_pb2.NodeDef], yield_gil: YieldGil) -> bool:
 
 
 def _has_ring(functions: Mapping[str, function_pb2.FunctionDef], yield_gil: YieldGil) -> bool:
-    """Return whether functions call each other in a cycle: remove functions that call no remaining one, until only
-    cycles remain."""
+    """Return whether functions call each other in a cycle.
+
+    Functions that call no remaining function are removed, until only cycles remain.
+    """
     calls = {name: _called(found, functions, yield_gil) for name, found in functions.items()}
     while leaves := [name for name, called in calls.items() if not called & calls.keys()]:
         for name in leaves:

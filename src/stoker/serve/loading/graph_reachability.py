@@ -1,5 +1,7 @@
-"""Finds the nodes and functions that a SavedModel's signatures, initializers and restore operation reach: all that can
-run."""
+"""Finds all parts of a SavedModel that can run.
+
+These are the nodes and functions that its signatures, initializers and restore operation reach.
+"""
 
 from __future__ import annotations
 

@@ -100,7 +100,11 @@ def load_checked(
         except tf.errors.ResourceExhaustedError:
             raise  # a second attempt would need as much memory
         except _FAILURES as error:
-            _log.info("%s cannot be loaded in pieces, so it is loaded in one call: %s", folder, first_line(error))
+            _log.info(
+                "%s cannot be loaded in pieces, so it is loaded in one call: %s",
+                folder,
+                first_line(error),
+            )
         return _loaded(meta_graph, folder, _fill, how)
     except tf.errors.ResourceExhaustedError as error:
         raise too_large(folder, error) from error
@@ -198,8 +202,10 @@ def _names_its_restore(meta_graph: meta_graph_pb2.MetaGraphDef) -> bool:
 def _definitions(
     meta_graph: meta_graph_pb2.MetaGraphDef,
 ) -> dict[str, meta_graph_pb2.SignatureDef]:
-    """Return copies of the signatures. A part of a message would keep the whole message, with frozen weights, in
-    memory."""
+    """Return copies of the signatures.
+
+    A part of a message would keep the whole message, with frozen weights, in memory.
+    """
     found = {name: meta_graph_pb2.SignatureDef() for name in meta_graph.signature_def}
     for name, copy in found.items():
         copy.CopyFrom(meta_graph.signature_def[name])
