@@ -1,1 +1,1 @@
-"""Answers requests over REST and gRPC. Both only convert messages; the dataplane, which knows neither, answers."""
+"""Answers requests. REST and gRPC code only converts messages; the dataplane, independent of both, answers them."""

@@ -70,7 +70,8 @@ class ServeConfig:
     """Number of threads that compute one operation of a model; 0: one for each core."""
 
     inter_op_threads: int = 0
-    """Maximum number of operations of a model that run at the same time; 0: on a CPU, one, in the caller's thread."""
+    """Maximum number of operations of a model that run at the same time; 0: only one on a CPU, in the caller's
+    thread."""
 
     session_config_file: Path | None = None
     """TensorFlow's ConfigProto for sessions, as text; other settings override it."""
@@ -152,8 +153,7 @@ class ServeConfig:
 
     max_run_s: float = 120.0
     """Maximum duration of one model call, seconds. If a call takes longer, a new worker replaces the worker that runs
-    it.
-    0: no limit; with one worker, the server is then a single process."""
+    it. 0: no limit; with one worker, the server is then a single process."""
 
     max_memory_bytes: int = 0
     """Maximum memory of a worker for data, bytes. An allocation that would exceed it fails. 0: no limit."""
@@ -166,8 +166,7 @@ class ServeConfig:
 
     litert_interpreters: int = 0
     """Maximum number of calls of a version's `model.tflite` that run at the same time; 0: its SavedModel is served
-    instead
-    (`--prefer_tflite_model`, `--num_tflite_pools`)."""
+    instead (`--prefer_tflite_model`, `--num_tflite_pools`)."""
 
     traces: bool = False
     """Whether each request becomes a span of OpenTelemetry; needs the extra `otel`."""

@@ -47,7 +47,7 @@ class Route:
 
     compared: tuple[int, ...] = ()
     """The versions whose latencies the rollout compares. They run in the event loop only if all of them are quick: a
-    version whose requests threads answer would be slower, and would be rolled back for that."""
+    version whose requests are answered by threads is slower, and would be rolled back for that."""
 
     copied: bool = False
     """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic). If it is
@@ -119,8 +119,8 @@ class RequestCopy:
     """Returns whether a request of a client waits now."""
 
     on_result: Callable[[CopyResult], None]
-    """Called with the result, maybe later in another thread. The function of the last copy also gets the number of
-    copies that were dropped since."""
+    """Called with the result, maybe later in another thread. Copies that were dropped later are reported to the
+    function of the last copy before them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -280,5 +280,5 @@ class Supervisor(Protocol):
             how: How the worker ended.
 
         Returns:
-            Whether a version under rollout can have killed the worker.
+            Whether a version under rollout may have killed the worker.
         """

@@ -32,8 +32,7 @@ DTYPES: dict[str, np.dtype[Any]] = {
 
 
 _MAX_ELEMENTS = 1 << 48
-"""Maximum product of the axes that are not 0 in an empty shape: NumPy refuses some larger shapes even if they are
-empty."""
+"""Maximum product of the nonzero axes of an empty shape. NumPy refuses some larger shapes, although they are empty."""
 
 
 def checked_shape(shape: Sequence[int], *, name: str) -> tuple[int, ...]:

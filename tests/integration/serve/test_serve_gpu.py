@@ -91,7 +91,7 @@ def test_a_model_that_xla_must_compile_is_served_and_runs_only_sizes_that_were_c
 
     assert at_load == [1, 2, 4, 6]
     assert set(shapes) == set(at_load)
-    assert "was warmed by 4 runs of its batch sizes" in caplog.text
+    assert "was warmed up with 4 runs of its batch sizes" in caplog.text
 
 
 def test_a_compiled_model_that_looks_across_rows_is_found_out_without_another_size(

@@ -339,7 +339,7 @@ def test_a_file_that_is_damaged_or_has_other_operations_is_refused(
             (weighed[:-200], "one whole LiteRT model"),
             (b"no model", "one whole LiteRT model"),
             (b"", "one whole LiteRT model"),
-            (changed(weighed, custom), "only operations of LiteRT.*FlexReadFile"),
+            (changed(weighed, custom), "only LiteRT's built-in operations.*FlexReadFile"),
         ]
     ):
         with pytest.raises(DataError, match=said):

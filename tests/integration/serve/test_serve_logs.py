@@ -246,7 +246,7 @@ def test_what_was_logged_warms_the_next_version_unchanged(
         with caplog.at_level("INFO", "stoker.serve.servables.servable"):
             assert servable.load(), servable.reason
         servable.unload()
-        assert f"was warmed by {count} requests of its own" in caplog.text
+        assert f"was warmed up with {count} requests of its own" in caplog.text
 
 
 def answered(prefix: Path, array: Any, *, rate: float = 1.0) -> Answered:

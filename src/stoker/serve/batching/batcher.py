@@ -135,8 +135,7 @@ class Batcher:
             sizes: Number of rows of each request; empty: all rows belong to one request.
 
         Returns:
-            Output name -> array; None if the model is busy, there are too many rows, or
-            requests must not be joined.
+            Output name -> array; None if the model is busy, there are too many rows, or requests must not be joined.
 
         Raises:
             UserError: the inputs do not match the signature, or the model refused them.
@@ -247,7 +246,7 @@ class Batcher:
         TensorFlow Serving does not check shapes either.
 
         Raises:
-            ServeError: the graph refused the inputs; has TensorFlow's message and the inputs' shapes.
+            ServeError: the graph refused the inputs. It shows TensorFlow's message and the inputs' shapes.
         """
         try:
             return self._alone(signature, arrays, deadline)

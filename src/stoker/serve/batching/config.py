@@ -82,7 +82,7 @@ class BatchingConfig:
         return next((size for size in self.allowed_batch_sizes if size >= rows), rows)
 
     def up_to(self, rows: int) -> BatchingConfig:
-        """A copy of this configuration whose batches have at most this many rows, an allowed size."""
+        """A copy of this configuration whose batches have at most `rows` rows, which must be an allowed size."""
         sizes = tuple(size for size in self.allowed_batch_sizes if size <= rows)
         return dataclasses.replace(self, max_batch_size=rows, allowed_batch_sizes=sizes)
 

@@ -20,7 +20,8 @@ Key = tuple[tuple[str, tuple[int, ...]], ...]
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-8}
 """Maximum accepted difference between a joined and a single answer, as a share of the largest value.
 
-The kernel of another batch size may add numbers in another order. A sum of 1,000 float32 terms then differs by 1e-5.
+The kernel of another batch size may add numbers in another order. A sum of 1,000 float32 terms then differs by about
+1e-5.
 """
 
 

@@ -268,14 +268,13 @@ class Queue:
             )
 
     def _drop(self, request: Request) -> None:
-        """Remove a request whose client has gone from the queue. If it runs already, the run continues."""
+        """Remove a request from the queue, because its client has gone. If it runs already, the run continues."""
         with self._changed:
             waits = request in self._waiting
             if waits:
                 self._waiting.remove(request)
-            if (
-                waits or self._apart
-            ):  # with `_apart`, another thread runs it, so this one need not wait
+            # A request that runs in another thread (`_apart`) need not wait for the end of the run.
+            if waits or self._apart:
                 request.outcome = request.deadline.lost()
                 request.woken.set()
 
@@ -340,7 +339,7 @@ class Queue:
         return None
 
     def _gather(self, leader: Request) -> list[Request]:
-        """Remove all requests from the queue that the leader's batch can take; return the batch in order of arrival."""
+        """Take the requests that fit in the leader's batch from the queue; return the batch in order of arrival."""
         max_rows = self._config.max_batch_size
         timeout_s = self._config.batch_timeout_micros / 1e6
         batch, rows = [leader], leader.rows
@@ -373,7 +372,7 @@ class Queue:
         self._took(time.monotonic() - began_s)
 
     def _took(self, seconds: float) -> None:
-        """Update the usual duration of a run by that of the last one."""
+        """Update the estimate of a run's usual duration after a run."""
         self.quick_runs += seconds <= QUICK_S
         if self._usual_s == math.inf:
             self._usual_s = seconds

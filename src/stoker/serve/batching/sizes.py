@@ -17,7 +17,7 @@ _COMPILED = ("_XlaMustCompile", "_XlaCompile")
 def with_sizes(
     config: BatchingConfig, requested: WarmSizes, *, compiled: bool, gpu: bool
 ) -> BatchingConfig:
-    """Add the sizes to which a model's batches are padded to a configuration.
+    """Return a configuration that has the sizes to which a model's batches are padded.
 
     Args:
         config: The configuration, maybe without sizes.

@@ -1,4 +1,4 @@
-"""What the Open Inference Protocol, version 2, has in common over HTTP and gRPC: names of types, metadata, requests.
+"""The parts of the Open Inference Protocol, version 2, that HTTP and gRPC share: names of types, metadata, requests.
 
 Source: kserve/open-inference-protocol, `specification/protocol/inference_rest.md` and
 `inference_grpc.md`; triton-inference-server, `extension_binary_data.md`.

@@ -202,9 +202,8 @@ class DataPlane:
         if joined.routes:
             route = joined.routes[0]
             route.answered(joined, run.outputs, run.ended_s)
-            if (
-                not route.counts and self.router is not None
-            ):  # a shadow stage: requests may have to be copied
+            # In a shadow stage, requests may have to be copied.
+            if not route.counts and self.router is not None:
                 self._copies.of_run(self.router, joined, run)
 
     def max_rows(self, model: ModelSpec) -> int:
@@ -334,7 +333,7 @@ class DataPlane:
         if route is None:
             return spec
         versions = self.models.get(spec.name)
-        # A user is in an A/B test only once all arms are loaded, or those that load faster would get more users.
+        # A user enters an A/B test only once all arms are loaded. Else, arms that load faster would get more users.
         needed = route.compared if route.test else (route.version,)
         if all(map(versions.serves, needed)):
             record.route = route

@@ -52,7 +52,7 @@ class PredictRequest:
     """The protocol of the request, for the metrics: "REST" or "GRPC"."""
 
     is_counted: bool = False
-    """Whether the REST or gRPC code counts the request in the metrics; the dataplane then does not."""
+    """Whether the REST or gRPC code counts the request in the metrics, so that the dataplane must not."""
 
     deadline: Deadline = field(default_factory=Deadline)
     """How long the client waits."""
@@ -92,7 +92,7 @@ class InferRequest:
     """The protocol of the request."""
 
     is_counted: bool = False
-    """Whether the REST or gRPC code counts the request in the metrics; the dataplane then does not."""
+    """Whether the REST or gRPC code counts the request in the metrics, so that the dataplane must not."""
 
     deadline: Deadline = field(default_factory=Deadline)
     """How long the client waits."""

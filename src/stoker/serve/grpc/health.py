@@ -19,7 +19,7 @@ SERVICES = ("tensorflow.serving.PredictionService", "tensorflow.serving.ModelSer
 """Services whose health is the health of the whole server."""
 
 _MAX_NAME = 256
-"""Maximum length of a name that can be watched, characters; the folder of a model cannot have a longer name."""
+"""Maximum number of characters of a name that can be watched; the folder of a model cannot have a longer name."""
 
 _MAX_LISTED = 100
 """Maximum number of services that `List` returns; grpc-go's limit."""
@@ -130,7 +130,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
         if not context.add_callback(functools.partial(self._forget, service, send)):
             self._forget(service, send)
 
-    # grpcio's name for a handler that holds no thread while a client watches: changes are sent by `send`.
+    # grpcio's mark of a handler that holds no thread while a client watches: `send` sends the changes.
     Watch.experimental_non_blocking = True  # type: ignore[attr-defined] # as grpcio marks it
 
     def _forget(self, service: str, send: Send) -> None:

@@ -180,7 +180,7 @@ class InlineGrpcPredict:
     def _run(
         self, model: ModelSpec, signature: str, group: list[_Small], came_s: float
     ) -> list[bytes]:
-        """Answer a group with one run; return nothing if each call must run alone."""
+        """Answer a group with one run; return an empty list if each call must run alone."""
         inputs = [small.inputs for small in group]
         sizes = [_rows(each) for each in inputs] if len(group) > 1 else []
         if not all(sizes):

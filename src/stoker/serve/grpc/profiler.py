@@ -1,7 +1,7 @@
 """TensorFlow's profiler service: TensorBoard's "capture profile" on a running server.
 
-The response holds the trace, and the client writes it to a file. TensorFlow Serving writes it to the
-server's disk, to the folder that the client names; for a client on the same machine the path is the same.
+The response holds the trace, and the client writes it to a file. TensorFlow Serving writes it to the server's disk
+instead, into the folder that the client names. For a client on the same machine, the path is the same.
 
 Source: openxla/xla, `profiler_service_impl.cc`, `client/save_profile.cc`.
 """
@@ -128,7 +128,7 @@ class ProfilerService:
 
 
 def _is_empty(data: bytes) -> bool:
-    """Return whether a trace has no events. The response has a field for it, and the client tries again."""
+    """Return whether a trace has no events. The response reports it, and the client then tries again."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(data)

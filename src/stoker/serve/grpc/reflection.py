@@ -19,7 +19,7 @@ from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 from stoker.serve.grpc.descriptions import OPEN_INFERENCE, PROFILER
 
 _TF_SERVING = (prediction_service_pb2, model_service_pb2)
-"""Modules that describe TensorFlow Serving's services; the modules of their stubs do not import them."""
+"""Modules that describe TensorFlow Serving's services. They are imported here, because the stubs do not import them."""
 
 _V1 = "grpc.reflection.v1.ServerReflection"
 """The service that newer clients call first; grpcio's package has the older name only."""

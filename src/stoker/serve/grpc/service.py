@@ -116,7 +116,7 @@ _HEALTH_METHODS = (
     "/grpc.health.v1.Health/Check",
     *(f"/{v2.SERVICE}/{name}" for name in ("ServerLive", "ServerReady", "ModelReady")),
 )
-"""Methods of health checks. They read a few fields, so an overloaded server answers them."""
+"""Methods of health checks. They only read a few fields, so even an overloaded server answers them."""
 
 
 def _count_refused(plane: DataPlane, message: Any) -> None:
@@ -127,7 +127,7 @@ def _count_refused(plane: DataPlane, message: Any) -> None:
 
 
 def _servicer(base: type, plane: DataPlane, calls: Calls, methods: Mapping[str, Any]) -> Any:
-    """Return a servicer of a generated base class whose methods run on the dataplane."""
+    """Return an object of a generated servicer class; its methods call the dataplane."""
     servicer = base()
     for name, answer in methods.items():
         setattr(servicer, name, calls.handler(plane, name, answer))

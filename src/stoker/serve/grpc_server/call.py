@@ -69,9 +69,8 @@ class Context:
         self._is_over = False
         self.code: Any = grpc.StatusCode.OK
         self.details = ""
-        self.route: Route | None = (
-            None  # where a rollout sent the call, if the event loop routed it already
-        )
+        # Where a rollout sent the call, if the event loop routed it already.
+        self.route: Route | None = None
         self.trailing = b""  # the trailing metadata, encoded
 
     def invocation_metadata(self) -> Metadata:
@@ -107,9 +106,8 @@ class Context:
         with _LOCK:
             self._is_over = True
             callbacks, self._callbacks = self._callbacks, []
-        self._cancel = (
-            None  # breaks a reference cycle, so that the call and its message are freed now
-        )
+        # Breaks a reference cycle, so that the call and its message are freed now.
+        self._cancel = None
         for callback in callbacks:
             try:
                 callback()
@@ -200,9 +198,8 @@ class ServerCall:
             max_decompressed=server.limits.held_bytes,
         )
         self._message: Message | None = None  # the message of a unary request
-        self._requests: queue.SimpleQueue[Message | None] | None = (
-            None  # the messages of a request stream
-        )
+        # The messages of a request stream.
+        self._requests: queue.SimpleQueue[Message | None] | None = None
         self._due_s = time.monotonic() + server.limits.connection.body_s
         self._held_bytes = 0
         self._is_refused = False

@@ -53,15 +53,13 @@ class Connection(asyncio.Protocol):
         self.goaway_s = 0.0  # when GOAWAY was sent; 0 if it was not
         self.refuses_calls = False  # whether no new call is accepted
         self.has_preface = False  # whether the client has sent the preface
-        self.partial_s = (
-            self.opened_s
-        )  # since when the preface, a frame or headers have been incomplete
+        # Since when the preface, a frame or headers have been incomplete.
+        self.partial_s = self.opened_s
         self._last_stream = 0  # number of the newest stream of the client
         self._last_accepted = frames.MAX_31_BITS  # streams with higher numbers are ignored
         self._window = CONNECTION_WINDOW
-        self._headers: tuple[int, int, bytearray] | None = (
-            None  # incomplete headers: stream, flags, bytes
-        )
+        # Incomplete headers: stream, flags, bytes.
+        self._headers: tuple[int, int, bytearray] | None = None
         self._parts: list[bytes] = []  # parts of an incomplete frame
         self._received, self._needed = 0, len(frames.PREFACE)
         self._window_grew = False  # whether more may be sent since the last `send_waiting`
@@ -241,7 +239,7 @@ class Connection(asyncio.Protocol):
             return
         self._last_stream = number
         if number > self._last_accepted:
-            return  # the client knows by GOAWAY that this stream is not processed
+            return  # the client knows from GOAWAY that this stream is not processed
         stream = Stream(self.sender, number)
         if len(self.sender.streams) >= self._service.max_streams:
             self.sender.put(frames.reset(number, Error.REFUSED_STREAM))
@@ -279,9 +277,8 @@ class Connection(asyncio.Protocol):
             )
         stream = self.sender.streams.get(number)
         if stream is not None:
-            self.sender.receiving.discard(
-                number
-            )  # so that the server does not reset the stream, too
+            # Discarded, so that the server does not reset the stream, too.
+            self.sender.receiving.discard(number)
             self._cancel(stream)
             self._count_reset(stream)
 
@@ -311,9 +308,8 @@ class Connection(asyncio.Protocol):
         for name, value in settings:
             self._apply_setting(name, value)
         self.sender.put(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        for stream in list(
-            self.sender.stalled.values()
-        ):  # after the ACK, from which on the client counts with the new size
+        # Data is sent after the ACK, from which on the client counts with the new size.
+        for stream in list(self.sender.stalled.values()):
             if stream.window > 0:
                 stream.send_pending()
 

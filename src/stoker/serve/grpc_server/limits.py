@@ -25,8 +25,8 @@ CONNECTION_WINDOW = 64 << 20
 """Bytes that a client may send on all streams of a connection before the server sends a window update."""
 
 MAX_PINGS = 100
-"""Maximum number of pings and settings frames, which the server acknowledges, that a client may send between two
-responses; one more is allowed after each `PING_REFILL_S`."""
+"""Maximum number of pings and settings frames that a client may send between two responses, since the server
+acknowledges each. One more is allowed after each `PING_REFILL_S`."""
 
 PING_REFILL_S = 1.0
 """Seconds after which one more ping is allowed."""

@@ -52,9 +52,8 @@ class Sender:
         self.initial_window = self.window = frames.DEFAULT_WINDOW
         self.max_frame = frames.DEFAULT_FRAME
         self.is_paused = False  # whether the client does not read its responses
-        self.received_s = self.progress_s = (
-            time.monotonic()
-        )  # when the client last sent data, and last read data
+        # When the client last sent data, and when it last read data.
+        self.received_s = self.progress_s = time.monotonic()
         self.blocked_s = 0.0  # since when data has been waiting for the client
         self.pings = 0.0  # the client's pings and settings since the last response
         self._progress_bytes = 0  # bytes sent since `progress_s`

@@ -61,7 +61,7 @@ class GrpcServer:
             pool: Threads for handlers; the server shuts it down.
             limits: Limits of calls and connections.
             tls: Encryption of the sockets given to `listen`, if any.
-            intercept: Called with each call; returns the call's handler or another one.
+            intercept: Called with the details of each call; returns the call's handler or another handler.
         """
         self.limits = limits
         self.max_header_bytes = limits.connection.head_bytes
@@ -84,9 +84,8 @@ class GrpcServer:
         self._connections: set[Connection] = set()
         self._in_flight = 0
         self.held_bytes = 0
-        self._arrived: list[
-            tuple[str, ServerCall, Any]
-        ] = []  # calls for `_inline` since the last `_turn`
+        # Calls for `_inline` that arrived since the last `_turn`.
+        self._arrived: list[tuple[str, ServerCall, Any]] = []
         self._busy_poll = BusyPoll()
 
     # -- handlers
@@ -369,7 +368,9 @@ def _small(call: ServerCall, message: Any) -> Any:
 
 
 def _first_field(message: bytes) -> bytes:
-    """Return the bytes of a message's field 1, which names the model; empty if another field is first, or it is large.
+    """Return the bytes of a message's field 1, which names the model.
+
+    They are empty if another field is first, or if the field is large.
 
     Source: protobuf, "Encoding": serializers write fields in the order of their numbers.
     """

@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 
 INIT_SIGNATURE = "__saved_model_init_op"
-"""The signature whose output is the initializer."""
+"""Name of the signature whose output is the initializer."""
 
 INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
 """The collections that may name the initializer if no signature does; the first existing one is used."""
@@ -78,7 +78,7 @@ def reached_functions(
 def in_order(
     nodes: Mapping[str, node_def_pb2.NodeDef], *, yield_gil: YieldGil = no_yield
 ) -> list[str]:
-    """Return the names of nodes in topological order; nodes that need a cycle are last."""
+    """Return the names of nodes in topological order; nodes of cycles, and nodes that need these, are last."""
     needs = {name: {node_of(i) for i in node.input} & nodes.keys() for name, node in nodes.items()}
     users: dict[str, list[str]] = {name: [] for name in nodes}
     for name, needed in needs.items():

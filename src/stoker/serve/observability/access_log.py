@@ -165,7 +165,7 @@ class AccessFile:
             return
         self._reopen_if_moved()
         raw = text.encode()
-        while raw:  # usually one call, because the kernel does not mix the data of one call with other workers' lines
+        while raw:  # usually one call, so that the lines of several workers do not mix
             raw = raw[os.write(self._file, raw) :]
 
     def _reopen_if_moved(self) -> None:

@@ -29,7 +29,7 @@ _CUT = 4 * MAX_TEXT
 
 _CELL_BYTES = 8
 _TEXT_BYTES = 60
-"""Memory of a number (`_CELL_BYTES`) and of a string without its characters (`_TEXT_BYTES`)."""
+"""Memory of a number (`_CELL_BYTES`) and of a string without its characters (`_TEXT_BYTES`), bytes."""
 
 Inputs = Mapping[str, NDArray[Any]]
 """Input -> [rows, ...] values."""

@@ -35,7 +35,7 @@ LATENCY_BOUNDS_US = tuple(10 * 1.8**power for power in range(33))
 """Upper bounds of the latency buckets, microseconds; the same as TensorFlow Serving's."""
 
 COUNT_BOUNDS = tuple(float(2**power) for power in range(14))
-"""Upper bounds of the buckets for numbers of rows; TensorFlow Serving's without the last."""
+"""Upper bounds of the buckets for numbers of rows; the same as TensorFlow Serving's, without its last bound."""
 
 FILE_SUFFIX = ".metrics"
 """Suffix of the file with a worker's numbers."""

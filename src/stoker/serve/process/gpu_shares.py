@@ -11,8 +11,8 @@ from stoker.cluster.doctor.visible import GPUS, visible_names
 TOGETHER = 0.9
 """Share of a GPU's memory that all workers on it get together, if there are several and no fraction is configured.
 
-The rest is for memory that each process needs outside TensorFlow's allocator (CUDA context, cuDNN, cuBLAS). It was not
-measured yet whether a tenth is enough.
+The rest is for memory that each process needs outside TensorFlow's allocator (CUDA context, cuDNN, cuBLAS). Whether a
+tenth is enough has not been measured on a GPU yet.
 """
 
 

@@ -230,10 +230,10 @@ class Server:
         return self._ready.wait(timeout_s)
 
     def may_listen(self) -> bool:
-        """Return whether the ports may open: the server is ready, or all models were tried and none must be waited for.
+        """Return whether the ports may open: the server is ready, or every model was tried and none is required.
 
         Raises:
-            UserError: a configured model cannot be loaded, but must be before the ports open.
+            UserError: a model that must be loaded before the ports open cannot be loaded.
         """
         if self._ready.is_set():
             return True

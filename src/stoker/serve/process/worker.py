@@ -100,7 +100,7 @@ class Worker:
         return self._end_at_s is not None
 
     def versions_in_use(self) -> list[VersionInUse]:
-        """Return the versions that the worker loads or runs, or did when it ended."""
+        """Return the versions that the worker loads or runs; after its end, those of its last record."""
         return read_versions_in_use(self._versions_file)
 
     @property

@@ -45,7 +45,7 @@ _LASTED_S = 300.0
 """If a worker ran this long, seconds, the next worker in its slot starts without a delay."""
 
 _GRACE_S = 5.0
-"""Time after a worker's own drain limit after which it is killed, seconds."""
+"""Time that a worker gets to end in addition to its own drain limit, seconds; then it is killed."""
 
 PARENT = "parent"
 """The label of this process in the metrics."""
@@ -184,9 +184,8 @@ class WorkerPool:
         """End all workers, and wait until they have ended."""
         if self._rollouts is not None:
             self._rollouts.end()
-        for (
-            each
-        ) in self._sockets:  # otherwise, connections would wait for a worker that never starts
+        # Closed first, because connections would otherwise wait for a worker that never starts.
+        for each in self._sockets:
             each.close()
         workers = [*self._retired, *(w for slot in self._slots for w in slot.workers())]
         for worker in workers:
@@ -255,7 +254,7 @@ class WorkerPool:
 
 
 class _WorkerSlot:
-    """A place for one worker, and for its successor while a worker is replaced."""
+    """Holds one worker, and its successor while the worker is replaced."""
 
     def __init__(self, worker: Worker, share: GpuShare) -> None:
         self.worker = worker
@@ -297,7 +296,7 @@ def _log_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
 
 @contextmanager
 def _held(host: str, port: int, *, shared: bool) -> Iterator[socket.socket]:
-    """Reserve a port by a bound socket. It gets no connections until it listens.
+    """Reserve a port with a bound socket, which gets no connections until it listens.
 
     Args:
         host: The address.

@@ -38,11 +38,11 @@ MAX_FILE_BYTES = 64 << 20
 """Size at which a file is closed and the next file begins, bytes."""
 
 MAX_BYTES = 1 << 30
-"""Default limit of all files of a log together, bytes: enough for a sample of several days, but not for filling a
-disk."""
+"""Default limit of all files of a log together, bytes: room for a sample of several days, but small next to a disk."""
 
 _FILES = 16
-"""Minimum number of files of a log at its size limit. Files are removed one at a time, and each worker writes one."""
+"""A log at its size limit has at least this many files, because files are removed one at a time and each worker writes
+one."""
 
 _SCANS = 64
 """Number of scans of all workers' files while the log grows by as many bytes as its limit."""
@@ -352,9 +352,8 @@ def _files(prefix: str) -> Iterator[_Found]:
             found = _REST.fullmatch(entry.name.removeprefix(start.name))
             if not entry.name.startswith(start.name) or found is None:
                 continue
-            with contextlib.suppress(
-                FileNotFoundError
-            ):  # another worker has removed or renamed the file
+            # Raised if another worker has removed or renamed the file.
+            with contextlib.suppress(FileNotFoundError):
                 size = entry.stat(follow_symlinks=False).st_size
                 yield _Found(path=Path(entry.path), stamp=found["stamp"], size=size)
 

@@ -248,9 +248,8 @@ class RestApp:
             ConnectionResetError: the client disconnected.
         """
         limit = self.options.max_body_bytes
-        length = header(scope, b"content-length").lstrip(
-            "0"
-        )  # the HTTP parser has checked that it has only digits
+        # The HTTP parser has checked that the header has only digits.
+        length = header(scope, b"content-length").lstrip("0")
         if len(length) > len(str(limit)) or int(length or "0") > limit:
             raise HttpError(413, f"the body must have at most {limit:,} bytes")
         parts: list[bytes] = []

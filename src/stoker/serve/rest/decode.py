@@ -76,7 +76,7 @@ def parse_body(raw: bytes, *, parse: Callable[[bytes], Any] = parse_json) -> Pre
 
 
 def read_inputs(body: PredictBody, signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
-    """Return input -> array of a body, with the dtypes of the signature.
+    """Return input -> array, read from a body, with the dtypes of the signature.
 
     Raises:
         UserError: an input, which the message names, is missing, unknown, ragged, null, or of another type.
@@ -87,7 +87,7 @@ def read_inputs(body: PredictBody, signature: Signature) -> dict[str, np.ndarray
 
 
 def read_rows(rows: list[Any], signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
-    """Return input -> array of the value of `instances`, as `read_inputs` does."""
+    """Return input -> array, read from the value of `instances` as by `read_inputs`."""
     return _arrays(_columns_of_rows(rows, signature), signature)
 
 
@@ -343,7 +343,7 @@ class ExamplesBody:
 def parse_examples(raw: bytes) -> ExamplesBody:
     """Decode a `:classify` or `:regress` body.
 
-    As in TensorFlow Serving, numbers without a decimal point become int64 features, numbers with one float features.
+    As in TensorFlow Serving, numbers without a decimal point become int64 features, all others float features.
 
     Raises:
         ServeError: the body is not JSON, or not of this form.

@@ -21,7 +21,7 @@ def check_sender(scope: Scope, role: Role) -> None:
         role: The role that the request needs.
 
     Raises:
-        HttpError: the request comes from another machine, or from a page in a browser, which may be anyone's.
+        HttpError: the request comes from another machine, or from a page in a browser, which may be a stranger's.
     """
     if role < Role.ADMIN:
         return

@@ -24,7 +24,7 @@ _TENSOR = b"octet-stream"
 _END = b"\r\n\r\n"
 
 MAX_HEADS = 1024
-"""Maximum number of cached headers. Headers that differ only in the body's length are different headers."""
+"""Maximum number of cached headers. Headers that differ only in the body's length count as different."""
 
 _MAX_BYTES = 2048
 """Maximum size of cached headers, bytes."""

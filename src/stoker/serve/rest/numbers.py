@@ -125,7 +125,7 @@ def read_lists(raw: bytes) -> dict[str, Any] | None:
     if len(raw) < MIN_BYTES:
         return None
     rest, lists = _cut_out(raw)
-    # Without escapes, a string equals the marker only if it has the marker's bytes, so `count` finds all.
+    # `count` also finds a marker that the client wrote, unless the client wrote it with escapes.
     if not lists or b"\\" in rest or rest.count(_MARK) != len(lists):
         return None
     try:

@@ -182,7 +182,7 @@ class LimitedProtocol(HttpToolsProtocol):
             )
 
     def answer(self, small: Small, raw: bytes, *, packed: bytes | None, close: bool) -> None:
-        """Write the answer to a request of the event loop."""
+        """Write the answer to a request that was answered in the event loop."""
         small.keep_alive = small.keep_alive and not close
         given = self.server_state.default_headers
         if given is not self._prefix_headers:  # uvicorn renews them every second
@@ -315,9 +315,8 @@ class LimitedProtocol(HttpToolsProtocol):
         unread_bytes, now_s = self.transport.get_write_buffer_size(), self.loop.time()
         if self._unread_bytes - unread_bytes >= _MIN_READ_BYTES:
             self._unread_bytes, self._read_s = unread_bytes, now_s
-        self._unread_bytes = max(
-            self._unread_bytes, unread_bytes
-        )  # answers that were added since count as well
+        # Answers that were added since the last check count as well.
+        self._unread_bytes = max(self._unread_bytes, unread_bytes)
         left_s = self._read_s + self.limits.send_s - now_s
         if left_s <= 0:
             self.transport.abort()

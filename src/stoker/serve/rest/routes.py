@@ -120,7 +120,7 @@ def _answer(plane: DataPlane, request: HttpRequest, found: re.Match[str] | None)
 
 
 def rollout_counts(plane: DataPlane, path: str) -> Callable[[], Answer] | None:
-    """Return the function that answers the path of a rollout's unwritten counts; None for other paths."""
+    """Return the function that answers a request for a rollout's unwritten counts; None for other paths."""
     found, router = _COUNTS_PATH.fullmatch(path), plane.router
     if found is None or router is None or found["name"] not in router.routes:
         return None

@@ -21,7 +21,8 @@ _FIRST_SAMPLE_S = 2.0
 """Maximum wait of the first scrape for a sample, seconds."""
 
 _SERVER_GPUS = "STOKER_SERVER_GPUS"
-"""Environment variable of a worker: `CUDA_VISIBLE_DEVICES` of the whole server. The worker's own names only one GPU."""
+"""Environment variable of a worker: `CUDA_VISIBLE_DEVICES` of the whole server. The worker's own `CUDA_VISIBLE_DEVICES`
+names only one GPU."""
 
 _ALL = "all"
 

@@ -31,7 +31,8 @@ _LOOK_S = 0.5
 """Maximum time between two checks, seconds. Versions under rollout may have shorter time limits than others."""
 
 _STOOD_STILL_S = 2.0
-"""If a check is this late, seconds, the whole process stood still; this time does not count against the model."""
+"""A check that is this late, seconds, means that the whole process stood still. This time does not count against
+models."""
 
 Work = Callable[[], None]
 

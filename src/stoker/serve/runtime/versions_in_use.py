@@ -12,7 +12,7 @@ from stoker.serve.routing import VersionInUse
 from stoker.serve.runtime.shared_counters import SharedCounters, read_counters
 
 REQUESTS, LOADING = 0, 1
-"""Indexes in a version's row: `REQUESTS`: number of requests that use the version; `LOADING`: 1 while it is being
+"""Indexes in a version's row. `REQUESTS`: number of requests that use the version. `LOADING`: 1 while it is being
 loaded."""
 
 _MAX_ROWS = 10_000

@@ -125,7 +125,7 @@ class Models:
     def waiting_for(self) -> list[str]:
         """Return the models because of which the server is not ready; "a model" if the server has no models.
 
-        A model that the user named must be available. A model that was found in a repository must only have been tried,
+        A model that the user named must be available. A model that was found in a repository need only have been tried,
         so a model that cannot be loaded does not take other models out of service.
         """
         known = dict(self._by_name)

@@ -25,9 +25,8 @@ def reason_of(error: Exception, folder: Path) -> str:
     """
     if isinstance(error, UserError):
         got = error.got
-        if isinstance(
-            got, str
-        ):  # before `line` shortens it, because a part of a path could not be recognized
+        # Replaced before `line` shortens it, because a part of a path could not be recognized.
+        if isinstance(got, str):
             shown = without_paths(got, folder)
             got = Plain(shown) if isinstance(got, Plain) else shown
         rule, fix = without_paths(error.rule, folder), without_paths(error.fix, folder)

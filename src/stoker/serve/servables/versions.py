@@ -180,7 +180,8 @@ class ModelVersions:
     def _wanted(self, found: Iterable[int]) -> list[int]:
         """Return the versions that may be served.
 
-        They are a rollout's, its baseline first; without a rollout the policy's, newest first.
+        With a rollout, these are its versions, the baseline first. Without, they are the policy's versions, newest
+        first.
         """
         router = self._options.router
         self._rollout = None if router is None else router.wanted(self.name, self.config.base)
@@ -263,10 +264,8 @@ class ModelVersions:
         self._failed.pop(version, None)
         _log.info("%s version %d is served", self.name, version)
         self._show(servable)
-        self._available = {
-            **self._available,
-            version: servable,
-        }  # a new dictionary: readers hold no lock
+        # A new dictionary, because readers hold no lock.
+        self._available = {**self._available, version: servable}
         self._move_labels()
         if replaced is not None:
             replaced.unload()
@@ -304,9 +303,8 @@ class ModelVersions:
     def _move_labels(self) -> None:
         """Let every label name its configured version.
 
-        While this version cannot be called, keep the previous version if it can.
-
-        So a label whose new version is loading, or cannot be loaded, still names a version that answers.
+        While this version cannot be called, the label keeps its previous version, if that one can be called. So a label
+        whose new version is loading, or cannot be loaded, still names a version that answers.
         """
         before, available = self._labels, self._available
         self._labels = {
