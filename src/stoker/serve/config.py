@@ -55,7 +55,7 @@ class ServeConfig:
     """Path of a Unix socket for gRPC, in addition to the port; empty: none."""
 
     grpc_channel_arguments: Mapping[str, str | int] = field(default_factory=dict)
-    """Further gRPC channel arguments, by name."""
+    """gRPC channel arguments: name -> value."""
 
     poll_s: float = 1.0
     """Seconds between two searches for new versions."""

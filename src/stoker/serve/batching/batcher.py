@@ -246,7 +246,7 @@ class Batcher:
         TensorFlow Serving does not check shapes either.
 
         Raises:
-            ServeError: the graph refused the inputs. It shows TensorFlow's message and the inputs' shapes.
+            ServeError: the graph refused the inputs. The message has TensorFlow's reason and the inputs' shapes.
         """
         try:
             return self._alone(signature, arrays, deadline)

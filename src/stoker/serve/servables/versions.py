@@ -180,8 +180,8 @@ class ModelVersions:
     def _wanted(self, found: Iterable[int]) -> list[int]:
         """Return the versions that may be served.
 
-        With a rollout, these are its versions, the baseline first. Without, they are the policy's versions, newest
-        first.
+        With a rollout, these are its versions, the baseline first. Without a rollout, they are the versions that the
+        policy selects, newest first.
         """
         router = self._options.router
         self._rollout = None if router is None else router.wanted(self.name, self.config.base)
