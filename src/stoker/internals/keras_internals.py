@@ -113,7 +113,7 @@ def call_context(layer: keras.Layer) -> Any:
 
 @contextmanager
 def called_in(context: Any) -> Iterator[None]:
-    """Make layer calls in the `with` block part of another call, whose `call_context` is given."""
+    """In the `with` block, layers are called as part of another call, whose `call_context` is given."""
     name = "current_call_ctx"
     kept = global_state.get_global_attribute(name)
     global_state.set_global_attribute(name, context)
