@@ -336,9 +336,9 @@ def test_a_file_that_is_damaged_or_has_other_operations_is_refused(
 
     for number, (content, said) in enumerate(
         [
-            (weighed[:-200], "one whole LiteRT model"),
-            (b"no model", "one whole LiteRT model"),
-            (b"", "one whole LiteRT model"),
+            (weighed[:-200], "one complete LiteRT model"),
+            (b"no model", "one complete LiteRT model"),
+            (b"", "one complete LiteRT model"),
             (changed(weighed, custom), "only LiteRT's built-in operations.*FlexReadFile"),
         ]
     ):
