@@ -1,4 +1,4 @@
-"""The only modules that use private names of TensorFlow and Keras, one for each library."""
+"""The only modules that use private names of TensorFlow and Keras, one module for each library."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Iterable, Mapping
 
 
 def missing_names(used: Mapping[str, Iterable[str]], objects: Mapping[str, object]) -> list[str]:
-    """Return, as `Class.name`, the used names that the library's objects no longer have.
+    """Return the attributes that Stoker uses but a library no longer has, as `Class.name`.
 
     Args:
-        used: Class or module -> the attributes that Stoker uses.
-        objects: Class or module of `used` -> one object of it.
+        used: Name of a class or module -> its attributes that Stoker uses.
+        objects: Name of a class or module in `used` -> an object of the class, or the module.
     """
     return [
         f"{owner}.{name}"

@@ -51,7 +51,7 @@ USED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "seed_generator": ("GLOBAL_SEED_GENERATOR", "global_seed_generator"),
     }
 )
-"""Keras's class or module -> its attributes that Stoker reads, replaces or calls."""
+"""Name of a Keras class or module -> its attributes that Stoker reads, replaces or calls."""
 
 MODULES = {
     "global_state": global_state,
@@ -62,7 +62,7 @@ MODULES = {
 
 
 def compiled_metrics(model: keras.Model) -> Any:
-    """Return the metric that holds the compiled ones; None if there are none."""
+    """Return the metric that contains the metrics given to `compile`; None if none were given."""
     return model._compile_metrics
 
 
@@ -70,28 +70,28 @@ def user_metrics(metrics: Any) -> tuple[Any, Any]:
     """Return `metrics` and `weighted_metrics` as `compile` received them.
 
     Args:
-        metrics: From `compiled_metrics`.
+        metrics: The result of `compiled_metrics`.
     """
     return metrics._user_metrics, metrics._user_weighted_metrics
 
 
 def compute_loss(model: keras.Model, parts: Mapping[str, Any], *, training: bool) -> Any:
-    """Return the loss as Keras's own steps do, even if `compute_loss` does not take `training`."""
+    """Compute the loss as Keras's own steps do, also if the model's `compute_loss` has no argument `training`."""
     return model._compute_loss(**parts, training=training)
 
 
 def build_for_own_step(model: keras.Model, batch: Any) -> None:
-    """Build a model with a user-defined `train_step` as `fit` does."""
+    """Build a model that has a user-defined `train_step`, as `fit` builds it."""
     model._symbolic_build(data_batch=batch)
 
 
 def sublayers(layer: keras.Layer) -> list[Any]:
-    """Return the layers that a layer tracks, those without a place in `Model.layers` too."""
+    """Return the layers that a layer tracks, including layers that `Model.layers` does not list."""
     return list(layer._layers)
 
 
 def seed_generators(layer: keras.Layer) -> list[SeedGenerator]:
-    """Return the generators of random numbers that a layer tracks."""
+    """Return the random number generators that a layer tracks."""
     return list(layer._seed_generators)
 
 
@@ -101,19 +101,19 @@ def layer_of(tensor: Any) -> Any:
 
 
 def inputs_of_layer(tensor: Any) -> list[Any]:
-    """Return the symbolic tensors from which a layer makes this one."""
+    """Return the symbolic tensors from which a layer makes a symbolic tensor."""
     history = tensor._keras_history
     return list(history.operation._inbound_nodes[history.node_index].input_tensors)
 
 
 def call_context(layer: keras.Layer) -> Any:
-    """Return the context of the call in progress: a layer may not receive `training` itself."""
+    """Return the context of the call in progress. It has `training`, which not every layer gets as an argument."""
     return layer._get_call_context()
 
 
 @contextmanager
 def called_in(context: Any) -> Iterator[None]:
-    """Call layers inside as part of another call; see `call_context`."""
+    """In the `with` block, layers are called as part of another call, whose `call_context` is given."""
     name = "current_call_ctx"
     kept = global_state.get_global_attribute(name)
     global_state.set_global_attribute(name, context)
@@ -124,7 +124,7 @@ def called_in(context: Any) -> Iterator[None]:
 
 
 def use_global_seeds(generator: SeedGenerator) -> None:
-    """Make this thread draw numbers without a seed from a generator."""
+    """In this thread, let random operations without a seed of their own use this generator."""
     global_state.set_global_attribute(seed_generator.GLOBAL_SEED_GENERATOR, generator)
 
 
@@ -143,19 +143,19 @@ UPDATE_ALL = "_backend_update_step"
 
 
 def update_all(optimizer: Any) -> Callable[..., None]:
-    """Return the optimizer class's own method `UPDATE_ALL`, which takes the optimizer first."""
+    """Return the method `UPDATE_ALL` of the optimizer's class; its first argument is the optimizer."""
     found: Callable[..., None] = type(optimizer)._backend_update_step
     return found
 
 
 def adam_slots(optimizer: Any, variable: Any) -> tuple[Any, Any]:
-    """Return momentum and velocity of a weight."""
+    """Return Adam's momentum and velocity of a weight."""
     index = optimizer._get_variable_index(variable)
     return optimizer._momentums[index].value, optimizer._velocities[index].value
 
 
 def metric_function(metric: Any) -> Any:
-    """Return the function that a metric wraps; the metric itself if it wraps none."""
+    """Return the function that a metric wraps; the metric itself if it does not wrap a function."""
     return getattr(metric, "_fn", metric)
 
 

@@ -63,7 +63,7 @@ USED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         ),
     }
 )
-"""TensorFlow's class or module -> its attributes that Stoker reads, replaces or calls."""
+"""Name of a TensorFlow class or module -> its attributes that Stoker reads, replaces or calls."""
 
 MODULES = (
     *(ops, concrete_function, config, kernels, script_ops, random_ops_util),
@@ -74,27 +74,27 @@ MODULES = (
 
 
 def call_flat(function: Any, tensors: Sequence[Any], captures: Sequence[Any]) -> Any:
-    """Call a concrete function with flat tensors and these captured inputs.
+    """Call a concrete function with flat tensors and the given captured inputs.
 
-    No public call replaces captured inputs, and finding the function by the structure of its
-    arguments takes a quarter of a millisecond.
+    The public way cannot replace captured inputs, and it takes a quarter of a millisecond to find the function by the
+    structure of its arguments.
     """
     return function._call_flat(tensors, captures)
 
 
 def called_function(graph: Any, name: str) -> Any:
-    """Return a function that a graph's operation calls; None if the graph does not hold it."""
+    """Return the function of this name that an operation of the graph calls; None if the graph does not contain it."""
     return graph._get_function(name)
 
 
 def written_resources(graph: Any) -> list[Any]:
-    """Return the outside resources that a function's graph, or a function that it calls, may write.
+    """Return the captured resources that a function, or a function that it calls, may write.
 
     Args:
-        graph: Of a concrete function, traced outside of other functions.
+        graph: The graph of a concrete function that was not traced inside another function.
 
     Returns:
-        Handles: of variables, tables and others.
+        The handles of variables, tables and other resources.
     """
     indices = auto_control_deps_utils.get_read_only_resource_input_indices_graph(graph)  # type: ignore[no-untyped-call]  # TensorFlow has no types here
     read_only = {id(graph.inputs[index]) for index in indices}
@@ -107,12 +107,12 @@ def written_resources(graph: Any) -> list[Any]:
 
 @contextmanager
 def collected_nodes() -> Iterator[list[Any]]:
-    """Collect the nodes of functions that are first called inside, as the runtime places them.
+    """Collect the placed nodes of functions whose first call is in the `with` block.
 
     Yields:
-        A list that is filled at the end; nodes have `op`, `name`, `device` and `attr`.
+        A list that is filled at the end of the block; nodes have `op`, `name`, `device` and `attr`.
     """
-    # The only way in TensorFlow 2 to see a function after placement.
+    # The only way in TensorFlow 2 to see on which devices a function's nodes were placed.
     eager = context.context()
     nodes: list[Any] = []
     eager.enable_graph_collection()
@@ -126,7 +126,7 @@ def collected_nodes() -> Iterator[list[Any]]:
 
 
 def is_op_determinism_enabled() -> bool:
-    """Return whether operations must be deterministic."""
+    """Return whether TensorFlow must use deterministic operations only."""
     return bool(config.is_op_determinism_enabled())  # type: ignore[no-untyped-call]  # TensorFlow has no types here
 
 
@@ -137,7 +137,7 @@ def registered_devices(operation: str) -> frozenset[str]:
 
 
 def python_function(token: str) -> Any:
-    """Return the Python function of a `PyFunc` operation; None if this process has none."""
+    """Return the Python function that a `PyFunc` operation calls; None if this process does not have it."""
     return script_ops._py_funcs._funcs.get(token)
 
 
@@ -147,7 +147,7 @@ def config_of_session(session: tf.compat.v1.Session) -> Any:
 
 
 def session_callable(session: tf.compat.v1.Session, options: Any) -> Callable[..., Any]:
-    """Return a function that feeds and fetches by `CallableOptions`."""
+    """Return a function that runs the session with the feeds and fetches of `CallableOptions`."""
     made: Callable[..., Any] = session._make_callable_from_options(options)
     return made
 
@@ -158,7 +158,7 @@ def is_prefetch(dataset: Any) -> bool:
 
 
 def has_autotuned_buffer(dataset: Any) -> bool:
-    """Return whether TensorFlow sizes the buffer of a prefetch."""
+    """Return whether TensorFlow chooses the buffer size of a prefetch."""
     return bool(dataset._buffer_size == tf.data.AUTOTUNE)
 
 

@@ -1,1 +1,1 @@
-"""Answers over REST and gRPC; the dataplane knows no protocol, the protocols only convert."""
+"""Answers requests. REST and gRPC code only converts messages; the dataplane, independent of both, answers them."""

@@ -40,7 +40,7 @@ class ServeConfig:
     """Whether a reload may give a new label to a version that is not loaded."""
 
     root: Path | None = None
-    """A repository: every model in it is served, including models that are added later."""
+    """Folder of a repository. Every model in it is served, including models that are added later."""
 
     host: str = "127.0.0.1"
     """The address to listen on; a loopback address accepts only local connections."""
@@ -52,31 +52,32 @@ class ServeConfig:
     """TCP port of the gRPC interface; 0 chooses a free one."""
 
     grpc_socket_path: str = ""
-    """A Unix socket for gRPC in addition to the port; empty: none."""
+    """Path of a Unix socket for gRPC, in addition to the port; empty: none."""
 
     grpc_channel_arguments: Mapping[str, str | int] = field(default_factory=dict)
-    """Further gRPC channel arguments, by name."""
+    """gRPC channel arguments: name -> value."""
 
     poll_s: float = 1.0
-    """Seconds between two looks for new versions."""
+    """Seconds between two searches for new versions."""
 
     rest_workers: int = 8
-    """Most REST requests that are handled at once; others wait."""
+    """Maximum number of REST requests that are handled at the same time; further requests wait."""
 
     grpc_workers: int = 8
-    """Most gRPC calls that are handled at once; others wait."""
+    """Maximum number of gRPC calls that are handled at the same time; further calls wait."""
 
     intra_op_threads: int = 0
-    """Threads that compute one operation of a model; 0: one for each core."""
+    """Number of threads that compute one operation of a model; 0: one for each core."""
 
     inter_op_threads: int = 0
-    """Operations of a model that run at once; 0: one on a CPU, in the caller's thread."""
+    """Maximum number of operations of a model that run at the same time; 0: only one on a CPU, in the caller's
+    thread."""
 
     session_config_file: Path | None = None
     """TensorFlow's ConfigProto for sessions, as text; other settings override it."""
 
     tensor_content: bool = False
-    """Whether Predict over gRPC returns its outputs as bytes, not as lists of values."""
+    """Whether Predict over gRPC returns outputs as bytes (`tensor_content`) instead of lists of values."""
 
     allow_ops: tuple[str, ...] = ()
     """Operations that a model may have in addition to those that only compute (`--allow-ops`)."""
@@ -85,45 +86,46 @@ class ServeConfig:
     """Whether the method name of a signature must match the call (`--enable_signature_method_name_check`)."""
 
     batching: BatchingConfig = field(default_factory=BatchingConfig)
-    """How requests are joined."""
+    """Default settings for joining requests."""
 
     per_model_batching: bool = False
     """Whether a version's own `batching_params.pbtxt` is read."""
 
     max_body_bytes: int = 64 << 20
-    """Largest REST body; a larger one gets 413 and is not read."""
+    """Maximum size of a REST body, bytes. A request with a larger body gets 413, and its body is not read."""
 
     max_held_bytes: int = 512 << 20
-    """Most bytes of bodies and messages held at once, separately for REST (503) and gRPC (RESOURCE_EXHAUSTED);
-    a single message may be larger, and small ones are always accepted."""
+    """Maximum bytes of all bodies (REST; beyond it: 503) or messages (gRPC; beyond it: RESOURCE_EXHAUSTED) that are
+    held at the same time. A message may be larger if it is the only one, and small messages are always accepted."""
 
     max_in_flight: int = 1024
-    """Most requests in progress, separately for REST (503) and gRPC (RESOURCE_EXHAUSTED)."""
+    """Maximum number of requests in progress, counted separately for REST (beyond it: 503) and gRPC (beyond it:
+    RESOURCE_EXHAUSTED)."""
 
     http: HttpLimits = field(default_factory=HttpLimits)
     """Limits of a connection, for REST and for gRPC."""
 
     rest_timeout_s: float = 30.0
-    """Longest that a REST request waits for its model; TensorFlow Serving's default."""
+    """Maximum time that a REST request waits for its model, seconds. The default is TensorFlow Serving's."""
 
     warm_up: bool = True
     """Whether a version's own warm-up requests are run (`--enable_model_warmup`)."""
 
     warm_up_times: int = 1
-    """How often each of these is run (`--num_request_iterations_for_warmup`)."""
+    """How often each warm-up request is run (`--num_request_iterations_for_warmup`)."""
 
     saved_model_tags: tuple[str, ...] = ("serve",)
-    """The tags of the graph of a SavedModel that is served."""
+    """The tags of the graph that is served from a SavedModel."""
 
     mixed_precision: str = ""
     """`bfloat16` lets TensorFlow compute in bfloat16 on a CPU; empty leaves the model as exported."""
 
     warm_sizes: WarmSizes = "auto"
-    """Whether batches are padded to a few sizes that run before a version takes requests. `auto`:
-    on a GPU, for models that XLA compiles, and for sizes that batching parameters name."""
+    """Whether batches are padded to a few sizes that run before a version takes requests. `auto`: only on a GPU, for
+    models that XLA compiles, and for sizes that batching parameters name."""
 
     warm_s: float = 300.0
-    """Longest time for running these sizes of one version, seconds."""
+    """Maximum time for running the sizes of `warm_sizes` for one version, seconds."""
 
     per_process_gpu_memory_fraction: float = 0.0
     """Share of each GPU's memory for all workers on it, 0..1; 0: no limit for a single worker."""
@@ -144,64 +146,65 @@ class ServeConfig:
     """Path of the metrics; None: none are served."""
 
     max_series: int = MAX_SERIES
-    """Most series of metrics of all models together, over all workers; further ones count as `other`."""
+    """Maximum number of metric series of all models and workers together; further series are counted in `other`."""
 
     skew_window_s: float = 300.0
-    """Shortest window of requests that is compared with the training data, seconds. 0: no comparison."""
+    """Minimum length of a window whose requests are compared with the training data, seconds. 0: no comparison."""
 
     max_run_s: float = 120.0
-    """Longest duration of one model call, seconds; then another worker replaces the one that runs it.
-    0: no limit, and the server is one process."""
+    """Maximum duration of one model call, seconds. If a call takes longer, a new worker replaces the worker that runs
+    it. 0: no limit; with one worker, the server is then a single process."""
 
     max_memory_bytes: int = 0
-    """Largest memory of a worker for data; larger allocations of a model fail. 0: no limit."""
+    """Maximum memory of a worker for data, bytes. An allocation that would exceed it fails. 0: no limit."""
 
     profiler: bool = True
     """Whether TensorFlow's profiler service is available over gRPC (`--enable_profiler`)."""
 
     cors: bool = False
-    """Whether web pages of other origins may call REST (`--rest_api_enable_cors_support`)."""
+    """Whether web pages of other origins may call the REST interface (`--rest_api_enable_cors_support`)."""
 
     litert_interpreters: int = 0
-    """Calls of a version's `model.tflite` that run at once; 0 serves its SavedModel
-    (`--prefer_tflite_model`, `--num_tflite_pools`)."""
+    """Maximum number of calls of a version's `model.tflite` that run at the same time; 0: its SavedModel is served
+    instead (`--prefer_tflite_model`, `--num_tflite_pools`)."""
 
     traces: bool = False
     """Whether each request becomes a span of OpenTelemetry; needs the extra `otel`."""
 
     access_log: str = ""
-    """The file that gets a line for each request, "-" for standard error; empty: none."""
+    """The file that gets a line for each request; "-": standard error; empty: no access log."""
 
     request_log_bytes: int = 1 << 30
-    """Most bytes of all files of one log of requests, over all workers; the oldest are removed. 0: no limit."""
+    """Maximum bytes of all files of a request log, over all workers; the oldest files are removed. 0: no limit."""
 
     workers: int = 1
-    """Processes that share the ports, each with its own copy of the models."""
+    """Number of processes that share the ports, each with its own copy of the models."""
 
     worker_folder: Path | None = None
-    """Folder that the workers of one server share; None with a single worker.
-    The ports are shared then."""
+    """Folder that the workers of one server share; None: this process is not one of them."""
 
     worker: int = 0
-    """Number of this worker; no other living worker has it."""
+    """Number of this worker; no other running worker has the same number."""
 
     listeners: tuple[int, int] | None = None
     """Inherited file descriptors of the sockets of REST and gRPC; None: the process binds the ports."""
 
     listen_when_loaded: bool = True
-    """Whether it listens only after all models are loaded; a model that cannot be loaded ends the process."""
+    """Whether the process listens only after all models are loaded, and ends if a model cannot be loaded."""
 
     listen_when_tried: bool = False
-    """Whether it listens after each model was loaded or has failed, because it replaces another worker."""
+    """Whether the process listens only after each model has been loaded or has failed. Set for a worker that replaces
+    another."""
 
     lame_duck_s: float = 1.0
-    """Seconds between "not ready" and the last accept, so that clients and load balancers can turn away."""
+    """Seconds that a server still accepts connections after it reported "not ready", so that clients and load
+    balancers can turn to other servers."""
 
     drain_s: float = 25.0
-    """Longest wait for requests in progress at the end, seconds; Kubernetes kills after 30 s."""
+    """Maximum wait for requests in progress at the server's end, seconds. Kubernetes kills the process after 30 s."""
 
     ready_file: Path | None = None
-    """File that is written, with the real ports, when the models can be called."""
+    """File that is written when the models can be called; has the ports that the server listens on."""
 
     @property
     def is_supervised(self) -> bool:
@@ -256,27 +259,27 @@ class ServeConfig:
 
 
 def what_to_serve(folder: Path, *, model_name: str | None = None) -> ServeConfig:
-    """The configuration for a folder: one model's versions, or a repository of models.
+    """Return the configuration that serves a folder: a model's folder of versions, or a repository of models.
 
     Args:
         folder: `<root>` or `<root>/<model>`; an empty folder is a repository.
-        model_name: Name of a single model; None: its folder's name.
+        model_name: Name of the model if the folder has versions; None: the folder's name.
 
     Raises:
-        UserError: the folder does not exist, or is a SavedModel without a version's number.
+        UserError: the folder does not exist, or is a SavedModel instead of a folder of numbered versions.
     """
     check_is_folder(folder)
     if not folder.is_dir():
         raise UserError(
-            "what is served must be a folder",
+            "the path to serve must be a folder",
             got=Plain(f"{folder}, {'a file' if folder.exists() else 'which does not exist'}"),
-            fix="Push a model there (`stoker push`), or name another.",
+            fix="Push a model there (`stoker push`), or name another folder.",
         )
     if any((folder / name).is_file() for name in ("saved_model.pb", "saved_model.pbtxt")):
         raise UserError(
             f"{folder} must be a repository or a model's folder of numbered versions",
             got=Plain("one SavedModel"),
-            fix="Push it (`stoker push`), or lay it at MODELS/NAME/1.",
+            fix="Push it (`stoker push`), or move it to MODELS/NAME/1.",
         )
     if model_name is not None or version_folders(folder):
         return ServeConfig(models={model_name or folder.resolve().name: folder})
@@ -306,9 +309,9 @@ def _check_address(config: ServeConfig) -> None:
     if config.allow_unauthenticated or knows_clients or is_loopback(config.host):
         return
     raise ConfigError(
-        "an address that others reach must not be served without authentication",
+        "an address that other machines reach must not be served without authentication",
         got=config.host,
-        fix="Give --keys-file, or an --ssl_config_file with client_verify, or say "
+        fix="Give --keys-file, or an --ssl_config_file with client_verify, or "
         "--allow-unauthenticated.",
     )
 
@@ -340,11 +343,11 @@ def _check_traces(config: ServeConfig) -> None:
     for name in _TRACING:
         try:
             found = find_spec(name)
-        except ModuleNotFoundError:  # raised for a package above it
+        except ModuleNotFoundError:  # a parent package is missing
             found = None
         if found is None:
             raise ConfigError(
-                "traces need OpenTelemetry, which the extra 'otel' brings",
+                "traces need OpenTelemetry, which the extra 'otel' installs",
                 got=Plain(f"no module {name}"),
                 fix="Run `pip install 'stoker[otel]'`, or leave --traces out.",
             )
@@ -354,7 +357,7 @@ def _check_models(config: ServeConfig) -> None:
     given = [bool(config.models), config.root is not None, config.model_config_file is not None]
     if sum(given) != 1:
         raise ConfigError(
-            "one of models, a repository and a model configuration must be served",
+            "exactly one of a list of models, a repository and a model configuration must be given",
             got=Plain("several" if sum(given) else "none"),
             fix="Name a folder, or --model_config_file, or --model_name with --model_base_path.",
         )

@@ -14,7 +14,7 @@ from stoker.serve.request_record import RequestRecord
 class Deadline:
     """A deadline, and whether the client has disconnected. Threads may share it.
 
-    `record` collects what becomes known of the request.
+    `record` collects facts about the request for the log and the metrics.
     """
 
     def __init__(self, timeout_s: float = math.inf) -> None:
@@ -27,7 +27,7 @@ class Deadline:
 
     @property
     def left_s(self) -> float:
-        """Seconds to the deadline; infinite if there is none, negative if it has passed."""
+        """Seconds until the deadline; infinite without a deadline, negative if it has passed."""
         return self._deadline_s - time.monotonic()
 
     def cancel(self) -> None:
@@ -47,7 +47,7 @@ class Deadline:
         callback()
 
     def lost(self) -> ServeError | None:
-        """The error if the deadline has passed or the client is gone, else None."""
+        """Return the error for a deadline that has passed or a client that is gone; None if the client still waits."""
         if self._cancelled:
             return ServeError(Code.CANCELLED, "The client cancelled the request")
         if self.left_s <= 0:
@@ -58,7 +58,7 @@ class Deadline:
         """Raise if the deadline has passed or the client is gone.
 
         Raises:
-            ServeError: as `lost` returns it.
+            ServeError: the error that `lost` returns.
         """
         lost = self.lost()
         if lost is not None:

@@ -1,7 +1,7 @@
 """Why a request got no answer: gRPC's canonical codes, mapped to HTTP in this one place.
 
 ServeError               a code and one line for the client
-|- SignatureNotFound     REST and gRPC say it in their own words
+|- SignatureNotFound     REST and gRPC have different messages for it
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ _HTTP_STATUS = {
 
 
 _MAX_CHARS = 2000
-"""Longest text for a client: parts of the request are repeated in it, and gRPC limits it to 8 KiB."""
+"""Maximum number of characters of a message for a client. Messages quote the request, and gRPC allows 8 KiB only."""
 
 
 def _cut(message: str) -> str:
-    """Return the text as one line of limited length, whatever names it contains."""
+    """Return a message as one line of limited length, whatever text of the request it contains."""
     message = message.replace("\n", "\\n").replace("\r", "\\r")
     return message if len(message) <= _MAX_CHARS else message[:_MAX_CHARS] + "..."
 
 
 class ServeError(Exception):
-    """A request that cannot be answered; never a fault of the server's code."""
+    """A request cannot be answered. The message is for the client."""
 
     def __init__(self, code: Code, message: str) -> None:
         """Args: code: the kind of error; message: one line for the client."""

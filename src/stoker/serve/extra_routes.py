@@ -1,4 +1,4 @@
-"""Paths on the REST port that a room above the server answers."""
+"""The interface of additional paths on the REST port, which packages above `serve` implement."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class ExtraRequest:
     """The unescaped path."""
 
     query: Mapping[str, str]
-    """Parameter of the query -> its last value."""
+    """Query parameter -> its last value."""
 
     body: bytes
     """The whole body, decompressed."""
@@ -48,7 +48,7 @@ class ExtraRoutes(Protocol):
     """Answers paths that the server does not know; thread-safe."""
 
     def role_of(self, method: str, path: str) -> Role | None:
-        """The role that a request needs; None: the path belongs to others. Called for each request."""
+        """Return the role that a request needs; None: this path is not handled here. Called for each request."""
 
     def answer(self, request: ExtraRequest) -> ExtraAnswer:
         """Answer a request, in a thread that may block.
@@ -59,8 +59,8 @@ class ExtraRoutes(Protocol):
         """
 
     def families(self, served: Mapping[str, Served]) -> Sequence[Sequence[str]]:
-        """Lines of further metrics for Prometheus.
+        """Return lines of further metrics in Prometheus's text format.
 
         Args:
-            served: model -> its folder.
+            served: Model -> its folder.
         """

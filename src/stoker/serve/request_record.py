@@ -1,4 +1,4 @@
-"""What is known of one finished request: for the access log and for traces."""
+"""Facts about a request, for the access log and for traces."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ import numpy as np
 from stoker.serve.routing import Headers, Route, no_headers
 
 VERSION_HEADER = "stoker-model-version"
-"""The HTTP header, and the key in gRPC's trailing metadata, that names the version that answered."""
+"""Name of the HTTP header and of the key in gRPC's trailing metadata that has the number of the version that
+answered."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RequestRecord:
-    """Facts about one request. Every layer from the interface to the queue adds what it knows."""
+    """Facts about one request. Every layer, from the interface to the queue, adds the facts that it knows."""
 
     began_s: float = field(default_factory=time.monotonic)
     """Arrival of the request, seconds of the monotonic clock."""
@@ -27,45 +28,46 @@ class RequestRecord:
     """The requested model, as the client wrote it."""
 
     version: int | None = None
-    """The version that answered."""
+    """The version that answered; None: the request reached no version."""
 
     signature: str = ""
-    """The requested signature, or those of several tasks."""
+    """The requested signature; several tasks: their signatures, separated by commas."""
 
     rows: int = 0
-    """Rows of its inputs; 0 if it was refused before they were known."""
+    """Number of rows of the inputs; 0 if the request was refused before it was known."""
 
     code: str = ""
-    """The canonical gRPC code of its result; empty if it did not reach the model."""
+    """The name of the gRPC status code with which the request ended; empty if it did not reach the dataplane."""
 
     queued_s: float = 0.0
     """Time in the queue, seconds."""
 
     run_began_s: float = 0.0
-    """Start of the model call, seconds of the monotonic clock; 0 if there was none."""
+    """Start of the model call, seconds of the monotonic clock; 0: the model was not called."""
 
     run_s: float = 0.0
     """Time in the model, seconds."""
 
     headers: Headers = no_headers
-    """Its headers or metadata."""
+    """Returns a header or a metadata value by its name."""
 
     patience_s: float = math.inf
-    """How long its client waits, seconds."""
+    """How long the client waits for the answer, seconds."""
 
     route: Route | None = None
-    """Where a rollout sent it; the event loop may have decided that before a thread does."""
+    """Where a rollout sent the request; None: no rollout decided. The event loop may have set it before a thread
+    answers."""
 
     outputs: Mapping[str, np.ndarray[Any, Any]] | None = None
-    """The model's outputs, until they are counted."""
+    """The model's outputs, until the rollout has counted them; None: not kept."""
 
     def ran(self, began_s: float, ended_s: float, *, came_s: float) -> None:
         """Record a model call.
 
         Args:
             began_s: Start of the call, seconds of the monotonic clock.
-            ended_s: Its end.
-            came_s: When the request entered the queue.
+            ended_s: End of the call, seconds of the monotonic clock.
+            came_s: When the request entered the queue, seconds of the monotonic clock.
         """
         self.queued_s += max(began_s - came_s, 0.0)
         self.run_began_s = self.run_began_s or began_s

@@ -1,4 +1,4 @@
-"""The interface between the server and a rollout: which version answers a request that names none."""
+"""The interface between the server and rollouts, which choose the version for requests that do not name one."""
 
 from __future__ import annotations
 
@@ -10,20 +10,20 @@ from typing import Any, Protocol
 import numpy as np
 
 Headers = Callable[[str], bytes | None]
-"""Returns the value of a header or metadata key, whose name is in lower case; None without it."""
+"""Returns the value of a header or metadata key; None if it is missing. The name is in lower case."""
 
 
 def no_headers(_: str) -> bytes | None:
-    """Return None: the request was not made by a client."""
+    """Return None: a request that was not made by a client has no headers."""
     return None
 
 
 Outputs = Mapping[str, np.ndarray[Any, Any]]
-"""Output name -> the rows of all requests of a run, concatenated."""
+"""Output name -> the concatenated rows of all requests of a run."""
 
 
 def _ignore(_requests: RunRequests, _outputs: Outputs, _ended_s: float) -> None:
-    """Count nothing: no rollout made the route."""
+    """Count nothing: the route is not a rollout's."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,45 +34,45 @@ class Route:
     """The version that answers."""
 
     otherwise: int
-    """The version that answers if the first one is not loaded."""
+    """The version that answers if `version` is not loaded."""
 
     key: int | None = None
-    """Hash of the key that decided the version."""
+    """Hash of the request's key that decided the version; None: no key did."""
 
     test: int = 0
     """Number of the rollout whose A/B test chose the version; 0: no test did."""
 
     counts: bool = True
-    """Whether the answer counts: if the rollout has a key, a request without it does not count."""
+    """Whether the rollout counts the answer. If the rollout uses a key, a request without the key is not counted."""
 
     compared: tuple[int, ...] = ()
-    """The versions whose latencies a rollout compares. They run in the event loop only if each has proven to be quick:
-    a version that a thread answers is slower, and would be rolled back for it."""
+    """The versions whose latencies the rollout compares. They run in the event loop only if all of them are quick: a
+    version whose requests are answered by threads is slower, and would be rolled back for that."""
 
     copied: bool = False
-    """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic). Where it
-    is false because that version is at work, the router counts the copy as dropped."""
+    """Whether a copy of the request goes to another version, whose answer is only compared (shadow traffic). If it is
+    False because that version is busy, the router counts the copy as dropped."""
 
     answered: Callable[[RunRequests, Outputs, float], None] = field(default=_ignore, compare=False)
-    """Counts successful answers of the run whose first route this is: its requests, its outputs, and when it ended, by
-    the monotonic clock. The caller changes none of them afterwards."""
+    """Counts the successful answers of a run whose first request has this route. Its arguments are the requests, the
+    outputs, and the run's end, seconds of the monotonic clock. The caller must not change them afterwards."""
 
 
 @dataclass(kw_only=True, slots=True)
 class RunRequests:
-    """Requests that one run of one version answers."""
+    """Requests that are answered together by one run of a version."""
 
     came_s: Sequence[float]
-    """When each request arrived, by the monotonic clock."""
+    """When each request arrived, seconds of the monotonic clock."""
 
     sizes: Sequence[int] = ()
-    """How many rows each request has; empty: all belong to one request."""
+    """Number of rows of each request; empty: all rows belong to one request."""
 
     routes: Sequence[Route] = ()
-    """Where a rollout sent each; empty without a rollout."""
+    """Where a rollout sent each request; empty: no rollout."""
 
     patience_s: Sequence[float] = ()
-    """How long each client waits from then on, seconds; only with routes."""
+    """How long each client waits from the arrival on, seconds; empty without `routes`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -83,24 +83,25 @@ class CopyResult:
     """The version that got the copy."""
 
     is_compared: bool
-    """Whether the version answered it; otherwise the copy was dropped, so that no request waits."""
+    """Whether the version answered the copy, so that the answers could be compared. If not, the copy was dropped to
+    keep requests from waiting."""
 
     copies: int = 1
-    """Number of copies with this result; above 1 only for dropped ones."""
+    """Number of copies with this result; above 1 only for dropped copies."""
 
     is_bad: bool = False
-    """Whether the answer was missing or unusable for clients."""
+    """Whether the copy's answer was missing, or unusable for clients."""
 
     is_different: bool = False
-    """Whether the answer differs."""
+    """Whether the copy's answer differs from the original answer."""
 
     took_s: float = 0.0
-    """Its time in the model, seconds."""
+    """Duration of the copy's model call, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestCopy:
-    """A request that one version has answered, to be answered by another one."""
+    """A request that one version has answered, and that another version must answer, too."""
 
     signature: str
     """The signature that was called."""
@@ -112,13 +113,14 @@ class RequestCopy:
     """The answer: output name -> array; None if the model failed."""
 
     took_s: float
-    """Time of the call, seconds."""
+    """Duration of the model call, seconds."""
 
     primary_waits: Callable[[], bool]
-    """Returns whether a request waits for its model now."""
+    """Returns whether a request of a client waits now."""
 
     on_result: Callable[[CopyResult], None]
-    """Called for the result, maybe later by another thread. The last one is also called for copies dropped since."""
+    """Called with the result, maybe later in another thread. Copies that were dropped later are reported to the
+    function of the last copy before them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -134,16 +136,16 @@ class Served:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunningRequest:
-    """An unanswered request that a rollout sent to a version."""
+    """A request in progress that a rollout sent to a version."""
 
     model: str
     """The model."""
 
     route: Route
-    """Its route."""
+    """Where the rollout sent the request."""
 
     took_s: float
-    """Time since its arrival, seconds."""
+    """Time since the request's arrival, seconds."""
 
 
 def no_requests() -> Iterable[RunningRequest]:
@@ -153,7 +155,7 @@ def no_requests() -> Iterable[RunningRequest]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionInUse:
-    """What a worker is doing with a version."""
+    """A version that a worker has loaded or is loading."""
 
     model: str
     """The model."""
@@ -165,14 +167,14 @@ class VersionInUse:
     """The version."""
 
     requests: int
-    """Number of requests that it is answering."""
+    """Number of requests that the version is answering."""
 
     loading: bool
     """Whether the worker is loading it."""
 
 
 Decide = Callable[[Headers], Route | None]
-"""Returns the version for a request that names none; None: the newest."""
+"""Returns the route of a request that names no version; None: the newest version answers."""
 
 
 class Router(Protocol):
@@ -180,17 +182,17 @@ class Router(Protocol):
 
     @property
     def routes(self) -> Mapping[str, Decide]:
-        """Model -> its routing decision, for each model with a rollout. Every request looks this up."""
+        """Model with a rollout -> the function that routes its requests. Every request looks this up."""
 
     def route(self, model: str, headers: Headers) -> Route | None:
-        """The version for a request that names none; None: the newest."""
+        """Return the route of a request that names no version; None: the newest version answers."""
 
     def wanted(self, model: str, base: Path) -> set[int] | None:
-        """The versions that must be loaded; None: those of the model's policy.
+        """Return the versions that must be loaded; None: the versions that the model's policy selects.
 
         Args:
-            model: the model.
-            base: the folder of its versions.
+            model: The model.
+            base: The folder of its versions.
         """
 
     def barred(self, model: str) -> Collection[int]:
@@ -208,40 +210,40 @@ class Router(Protocol):
         """Count an answer.
 
         Args:
-            model: the model.
-            route: where the request went.
-            good: whether it was answered in time and with a successful status.
-            took_s: its duration, seconds.
-            outputs: output name -> array; None if there are none.
+            model: The model.
+            route: Where the request went.
+            good: Whether the request was answered in time and with a successful status.
+            took_s: Duration of the request, seconds.
+            outputs: Output name -> array; None: no outputs.
         """
 
     def add_outcomes(self, model: str, outcomes: Sequence[tuple[str, float]]) -> None:
-        """Write the outcomes of an A/B test, all or none.
+        """Write outcomes of an A/B test: all of them, or none.
 
         Args:
-            model: the model under test.
-            outcomes: key of a user, and the outcome as a number.
+            model: The model under test.
+            outcomes: Each has the key of a user, and the outcome as a number.
 
         Raises:
             ServeError: no test is running, or an outcome is invalid.
         """
 
     def max_run_s(self, model: str, version: int, *, loading: bool = False) -> float:
-        """The longest run of a version, or its longest load, seconds; infinite without a limit of its own."""
+        """Return the time limit of a run of a version, or of its load, seconds; infinite: no limit of its own."""
 
     def counts(self, model: str) -> Mapping[str, Any] | None:
-        """The counts of a model that could not be written, as a JSON object; None without a rollout."""
+        """Return the counts of a model's rollout that could not be written, as a JSON object; None: no rollout."""
 
     def hung(self, model: str, version: int, *, loading: bool = False) -> None:
-        """Handle that a run of a version, or its load, took too long."""
+        """Handle a run of a version, or a load, that took too long."""
 
     def copy(self, model: str, route: Route, request: RequestCopy) -> None:
-        """Have another version answer a request whose `Route.copied` is true; returns at once.
+        """Let another version answer a copy of a request whose `Route.copied` is True. Does not wait for the answer.
 
         Args:
-            model: the model.
-            route: where the request went.
-            request: the request and its answer.
+            model: The model.
+            route: Where the request went.
+            request: The request and its answer.
         """
 
     def refresh(
@@ -249,11 +251,11 @@ class Router(Protocol):
         served: Mapping[str, Served],
         running: Callable[[], Iterable[RunningRequest]] = no_requests,
     ) -> Mapping[str, float]:
-        """Read changes, and write the counts; the server calls it every second.
+        """Read changes of the rollouts, and write the counts. The server calls this every second.
 
         Args:
-            served: model -> its folder and its load errors.
-            running: the requests that are not answered yet.
+            served: Model -> its folder and its load errors.
+            running: Returns the requests that are not answered yet.
 
         Returns:
             Model with a rollout -> when its state was last read, seconds of the monotonic clock.
@@ -264,22 +266,22 @@ class Supervisor(Protocol):
     """Supervises the rollouts in the process that starts the workers."""
 
     def begin(self, folder: Path) -> None:
-        """Args: folder: shared by the workers, until the server ends."""
+        """Start to supervise. The workers share `folder` until the server ends."""
 
     def look(self, in_use: Sequence[VersionInUse]) -> None:
-        """Advance the rollouts; called every second in a separate thread.
+        """Advance the rollouts. Called every second in a separate thread.
 
         Args:
-            in_use: what all workers have loaded.
+            in_use: The versions that all workers have loaded or are loading.
         """
 
     def worker_ended(self, in_use: Sequence[VersionInUse], *, how: str) -> bool:
-        """Take the version under rollout that killed a worker off the traffic; called before another worker starts.
+        """Stop the traffic to the version under rollout that killed a worker. Called before another worker starts.
 
         Args:
-            in_use: what the worker was doing.
-            how: how it ended.
+            in_use: The versions that the worker had loaded or was loading.
+            how: How the worker ended.
 
         Returns:
-            Whether there was such a version.
+            Whether a version under rollout may have killed the worker.
         """

@@ -1,6 +1,6 @@
 """Tensors as bytes: the values in C order, little-endian.
 
-A text is preceded by its length in four bytes, as in the Open Inference Protocol.
+A string is preceded by its length in four bytes, as in the Open Inference Protocol.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from stoker.core.errors import Plain, UserError
 from stoker.registry.exported_model import shape_text
 
 MAX_RANK = 32
-"""Most axes of a tensor."""
+"""Maximum number of axes of a tensor."""
 
 _LENGTH = struct.Struct("<I")
 
@@ -28,20 +28,20 @@ DTYPES: dict[str, np.dtype[Any]] = {
     **{name: np.dtype(name).newbyteorder("<") for name in _NAMES},
     "bfloat16": np.dtype(ml_dtypes.bfloat16),
 }
-"""TensorFlow's name -> NumPy's dtype; strings have none."""
+"""TensorFlow's name of a dtype -> NumPy's dtype. Strings are not included."""
 
 
 _MAX_ELEMENTS = 1 << 48
-"""Larger than any memory; NumPy refuses some shapes beyond this even if they are empty."""
+"""Maximum product of the nonzero axes of an empty shape. NumPy refuses some larger shapes, although they are empty."""
 
 
 def checked_shape(shape: Sequence[int], *, name: str) -> tuple[int, ...]:
-    """Return a complete shape that a client declares.
+    """Check the shape that a client declares, and return it.
 
     Raises:
-        UserError: the shape has too many axes, one below 0, or is empty but larger than any memory.
+        UserError: the shape has too many axes or an axis below 0, or NumPy would refuse it.
     """
-    # A shape that is not empty is compared with its values.
+    # If a shape is not empty, the caller compares its size with the number of values.
     beyond = 0 in shape and math.prod([size for size in shape if size]) > _MAX_ELEMENTS
     if len(shape) > MAX_RANK or any(size < 0 for size in shape) or beyond:
         raise UserError(
@@ -54,23 +54,23 @@ def checked_shape(shape: Sequence[int], *, name: str) -> tuple[int, ...]:
 def from_bytes(
     raw: bytes | memoryview, *, dtype: str, shape: tuple[int, ...], name: str
 ) -> np.ndarray[Any, Any]:
-    """Convert bytes to one tensor.
+    """Convert bytes to a tensor.
 
     Args:
         raw: The bytes.
-        dtype: TensorFlow's name of their type.
-        shape: Its complete shape.
-        name: Its name, for the error.
+        dtype: TensorFlow's name of the dtype.
+        shape: The complete shape.
+        name: The tensor's name, for errors.
 
     Raises:
-        UserError: the bytes do not fill the shape, or the dtype has no form in bytes.
+        UserError: the bytes do not fill the shape, or the dtype cannot be sent as bytes.
     """
     count = math.prod(shape)
     if dtype == "string":
         return _strings(bytes(raw), count, name).reshape(shape)
     known = DTYPES.get(dtype)
     if known is None:
-        raise UserError(f"{name!r} must have a dtype that has a form in bytes", got=dtype)
+        raise UserError(f"{name!r} must have a dtype that can be sent as bytes", got=dtype)
     if len(raw) != count * known.itemsize:
         raise UserError(
             f"{name!r} must have {count * known.itemsize:,} bytes: "
@@ -86,18 +86,18 @@ def to_bytes(array: np.ndarray[Any, Any]) -> bytes:
     """Convert a tensor to bytes.
 
     Raises:
-        UserError: the dtype has no form in bytes.
+        UserError: the dtype cannot be sent as bytes.
     """
     if array.dtype == object:
         return b"".join(_LENGTH.pack(len(item)) + item for item in array.reshape(-1).tolist())
     known = DTYPES.get(array.dtype.name)
     if known is None:
-        raise UserError("every output must have a dtype that has a form in bytes", got=array.dtype)
+        raise UserError("every output must have a dtype that can be sent as bytes", got=array.dtype)
     return np.ascontiguousarray(array).astype(known, copy=False).tobytes()
 
 
 def _strings(raw: bytes, count: int, name: str) -> np.ndarray[Any, Any]:
-    if count > len(raw) // _LENGTH.size:  # checked before so much memory is allocated
+    if count > len(raw) // _LENGTH.size:  # checked before the memory is allocated
         raise _unfilled(name, count)
     found = np.empty(count, dtype=object)
     place = 0
@@ -116,6 +116,6 @@ def _strings(raw: bytes, count: int, name: str) -> np.ndarray[Any, Any]:
 
 def _unfilled(name: str, count: int) -> UserError:
     return UserError(
-        f"{name!r} must hold {count:,} texts, each behind its length in 4 bytes",
+        f"{name!r} must have {count:,} strings, each preceded by its length in 4 bytes",
         got=Plain("other bytes"),
     )

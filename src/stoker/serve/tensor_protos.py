@@ -1,4 +1,4 @@
-"""Converts TensorProtos to arrays and back; every declared size is checked before memory is allocated."""
+"""Converts TensorProtos to arrays and back. Every declared size is checked before memory is allocated."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.registry.exported_model import shape_text
 from stoker.serve.tensor_bytes import checked_shape
 
 MAX_REPEATED = 1 << 24
-"""Most elements that one repeated value may represent: 64 MiB of float32."""
+"""Maximum number of elements that one repeated value may stand for: 64 MiB of float32."""
 
 _FIELDS = {
     "float32": "float_val",
@@ -35,31 +35,31 @@ _FIELDS = {
     "complex128": "dcomplex_val",
     "string": "string_val",
 }
-"""The field of a TensorProto that holds each dtype."""
+"""Dtype -> the field of a TensorProto that has its values."""
 
 
 _PLAIN: dict[int, tuple[np.dtype[Any], str]] = {
     tf.dtypes.as_dtype(name).as_datatype_enum: (np.dtype(name), _FIELDS[name])
     for name in ("float32", "float64", "int32", "int64")
 }
-"""The number of a dtype in the protocol -> the dtype, and the field of its values."""
+"""Protobuf's number of a dtype -> NumPy's dtype, and the field of a TensorProto that has its values."""
 
 _AS_BYTES: dict[int, np.dtype[Any]] = {
     tf.dtypes.as_dtype(name).as_datatype_enum: np.dtype(tf.dtypes.as_dtype(name).as_numpy_dtype)
     for name in ("int8", "int16", "uint8", "uint16", "uint32", "uint64", "float16", "bfloat16")
 } | {number: dtype for number, (dtype, _) in _PLAIN.items()}
-"""Number of each dtype whose bytes are valid values without a check -> the dtype."""
+"""Protobuf's number of a dtype -> NumPy's dtype, for dtypes whose bytes are always valid values."""
 
 
 def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any]:
     """Convert one tensor of a request.
 
     Args:
-        proto: The tensor; fewer values than elements repeat the last one, as in TensorFlow.
-        name: The input's name, for the error.
+        proto: The tensor. If it has fewer values than elements, the last value is repeated, as in TensorFlow.
+        name: The input's name, for errors.
 
     Raises:
-        UserError: its dtype is unknown, or its values do not fill its shape.
+        UserError: the tensor's dtype is unknown, or its values do not fill its shape.
     """
     shape = checked_shape([dim.size for dim in proto.tensor_shape.dim], name=name)
     if proto.tensor_shape.unknown_rank:
@@ -82,7 +82,7 @@ def to_array(proto: tensor_pb2.TensorProto, *, name: str) -> np.ndarray[Any, Any
 def _plain_array(
     proto: tensor_pb2.TensorProto, shape: tuple[int, ...]
 ) -> np.ndarray[Any, Any] | None:
-    """A tensor that contains one number for each element; None for any other."""
+    """Return the array of a tensor that has exactly one number for each element; None for other tensors."""
     count, as_bytes = math.prod(shape), _AS_BYTES.get(proto.dtype)
     if as_bytes is None or count == 0:
         return None
@@ -101,7 +101,7 @@ def to_proto(array: np.ndarray[Any, Any]) -> tensor_pb2.TensorProto:
     """Convert one tensor of an answer, with the `*_val` fields that TensorFlow Serving's clients read.
 
     Raises:
-        UserError: no field holds the dtype.
+        UserError: a TensorProto has no field for the dtype.
     """
     proto = tensor_pb2.TensorProto()
     fill(proto, array)
@@ -111,10 +111,10 @@ def to_proto(array: np.ndarray[Any, Any]) -> tensor_pb2.TensorProto:
 def fill(
     proto: tensor_pb2.TensorProto, array: np.ndarray[Any, Any], *, as_content: bool = False
 ) -> None:
-    """Like `to_proto`, into an empty message; with `as_content`, numbers as bytes."""
+    """Like `to_proto`, but fill an empty message; with `as_content`, write numbers as bytes (`tensor_content`)."""
     number, name = _number_and_name(array.dtype)
     if name not in _FIELDS:
-        raise UserError("every output must have a dtype that is served", got=Plain(name))
+        raise UserError("every output must have a supported dtype", got=Plain(name))
     proto.dtype = number  # type: ignore[assignment] # an enumeration's number
     for size in array.shape:
         proto.tensor_shape.dim.add(size=size)
@@ -144,7 +144,7 @@ def _dtype(proto: tensor_pb2.TensorProto, name: str) -> tf.DType:
     label = types_pb2.DataType.Name(proto.dtype)
     found = None if proto.dtype == types_pb2.DT_INVALID else tf.dtypes.as_dtype(proto.dtype)
     if found is None or found.name not in _FIELDS:
-        raise UserError(f"input {name!r} must have a dtype that is served", got=Plain(label))
+        raise UserError(f"input {name!r} must have a supported dtype", got=Plain(label))
     return found
 
 

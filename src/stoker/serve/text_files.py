@@ -1,8 +1,8 @@
 """TensorFlow Serving's configuration files: protobuf's text format, read strictly.
 
-`tensorflow-serving-api` contains the messages of the model configuration. Those of the other files are
-described here, field by field as TensorFlow Serving declares them, so that protobuf's own parser
-reads them and refuses what it does not know.
+`tensorflow-serving-api` contains the messages of the model configuration. The messages of the other files are described
+here, with the fields that TensorFlow Serving declares, so that protobuf's own parser reads the files and refuses
+unknown fields.
 
 Source: TensorFlow Serving, `session_bundle_config.proto`, `ssl_config.proto`, `monitoring_config.proto`.
 """
@@ -19,7 +19,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.protobuf_messages import describe_messages, message_classes
 
 _MAX_BYTES = 4 << 20
-"""Largest file that is read, bytes: a configuration of ten thousand models has one megabyte."""
+"""Maximum size of a file, bytes; a configuration of ten thousand models has about one megabyte."""
 
 _MESSAGES = {
     "Int64Value": "int64 value=1",
@@ -49,14 +49,14 @@ def read_text_file(path: Path, message: str | Message, *, full_name: str) -> Any
 
     Args:
         path: The file.
-        message: One of the messages above by its name, or an empty message to be filled.
-        full_name: TensorFlow Serving's name of the message, for the error.
+        message: Name of a message in `_MESSAGES`, or an empty message that is filled.
+        full_name: TensorFlow Serving's name of the message, for errors.
 
     Returns:
         The message.
 
     Raises:
-        ConfigError: the file does not exist, or is invalid; the error names the line.
+        ConfigError: the file does not exist, or is invalid; the message names the line.
     """
     try:
         with path.open("rb") as file:
@@ -74,7 +74,7 @@ def parse_text(raw: bytes, message: str | Message, *, full_name: str, source: st
     """Parse protobuf's text format, like `read_text_file`.
 
     Raises:
-        ConfigError: the text is invalid; the error names the line.
+        ConfigError: the text is invalid; the message names the line.
     """
     empty = _CLASSES[message]() if isinstance(message, str) else message
     try:

@@ -119,7 +119,7 @@ def test_without_keys_only_programs_on_this_machine_are_admins(open_site: Site) 
     status, refused = open_site.send("/v1/rollouts", key="", Origin="http://evil.example")
     assert (status, refused["error"]) == (
         403,
-        "without --keys-file only programs on this machine have the role admin",
+        "without --keys-file, only programs on this machine have the role admin",
     )
 
 

@@ -19,7 +19,7 @@ from stoker.registry.exported_model import load_model
 from stoker.serve.batching.batcher import Batcher
 from stoker.serve.batching.config import BatchingConfig, read_batching_parameters
 from stoker.serve.batching.joined import Array, Outputs, TooLongError, join
-from stoker.serve.batching.queue import HELD_AGAINST_SINGLE, Queue, Request
+from stoker.serve.batching.queue import COMPARED_WITH_SINGLE, Queue, Request
 from stoker.serve.deadline import Deadline
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.observability.metrics import ServeMetrics
@@ -115,7 +115,7 @@ def test_only_the_first_joined_batches_are_run_singly_too(
     gate: Gate, pool: ThreadPoolExecutor
 ) -> None:
     queue = queue_of(gate)
-    for _ in range(HELD_AGAINST_SINGLE + 1):
+    for _ in range(COMPARED_WITH_SINGLE + 1):
         gate.closed = True
         _, others = held_up(gate, queue, pool, request(2.0), request(3.0))
         let_all_through(gate)
@@ -123,7 +123,7 @@ def test_only_the_first_joined_batches_are_run_singly_too(
         wait_for(lambda: queue._running == 0)
         gate.through = threading.Semaphore(0)
 
-    assert gate.sizes == [1, 2, 1, 1] * HELD_AGAINST_SINGLE + [1, 2]
+    assert gate.sizes == [1, 2, 1, 1] * COMPARED_WITH_SINGLE + [1, 2]
 
 
 def test_one_bad_row_fails_its_owner_alone(gate: Gate, pool: ThreadPoolExecutor) -> None:
@@ -230,7 +230,7 @@ def test_joined_answers_that_differ_switch_joining_off_with_a_warning(
 
     assert answers == [[1.0], [1.0]]
     assert not queue.joins
-    assert "not joined any more" in caplog.text
+    assert "no longer joined" in caplog.text
 
 
 def test_many_threads_get_each_his_own(pool: ThreadPoolExecutor) -> None:

@@ -313,7 +313,7 @@ def test_a_keras_model_in_a_module_is_served_by_its_object_graph(
     servable.unload()
 
     np.testing.assert_allclose(found, module.net(x), atol=1e-6)
-    assert "is served by its object graph, which is slower" in caplog.text
+    assert "is served through its object graph, which is slower" in caplog.text
 
 
 def test_a_version_with_a_variable_that_nothing_restores_is_not_served(tmp_path: Path) -> None:
@@ -350,7 +350,7 @@ def test_a_fault_of_the_model_is_not_the_clients(
         stub = prediction_service_pb2_grpc.PredictionServiceStub(channel)
         by_grpc = refusal(lambda: stub.Predict(request_of("words", word=["cash"]), timeout=30))
 
-    said = "the model failed; the log says how"
+    said = "the model failed; see the server's log"
     assert (answer.status, answer.json()) == (500, {"error": said})
     assert by_grpc == ("INTERNAL", said)
 

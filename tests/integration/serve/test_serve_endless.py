@@ -287,7 +287,7 @@ def test_all_requests_that_wait_for_a_stuck_run_get_an_error_and_new_ones_are_re
 
     assert codes == [Code.DEADLINE_EXCEEDED] * 3
     assert runs.stuck
-    with pytest.raises(ServeError, match="longer than any call may"):
+    with pytest.raises(ServeError, match="takes longer than the server allows"):
         ask(one, 1)
 
 

@@ -91,7 +91,7 @@ def test_a_model_that_xla_must_compile_is_served_and_runs_only_sizes_that_were_c
 
     assert at_load == [1, 2, 4, 6]
     assert set(shapes) == set(at_load)
-    assert "was warmed by 4 runs of its batch sizes" in caplog.text
+    assert "was warmed up with 4 runs of its batch sizes" in caplog.text
 
 
 def test_a_compiled_model_that_looks_across_rows_is_found_out_without_another_size(
@@ -155,7 +155,7 @@ def test_warming_ends_when_its_time_is_over(
     servable.unload()
 
     assert shapes == []
-    assert "the time for warming is over before batches of 1 rows" in caplog.text
+    assert "the time for warm-up ended before batches of 1 rows ran" in caplog.text
 
 
 STAGED = LoadOptions(
@@ -181,7 +181,9 @@ def test_batches_that_do_not_fit_in_memory_are_found_at_load_and_never_joined(
     servable.unload()
 
     assert (found.tolist(), after.tolist()) == ([0, 1, 2], [4])
-    assert "batches have at most 2 rows, as more do not fit in memory: Attempted" in caplog.text
+    assert (
+        "batches are limited to 2 rows, because more do not fit in memory: Attempted" in caplog.text
+    )
 
 
 def test_a_model_that_does_not_fit_at_all_is_not_served_and_its_status_says_why(

@@ -16,7 +16,7 @@ import pytest
 
 from stoker.registry.repository import Repository
 from stoker.serve.batching.config import BatchingConfig
-from stoker.serve.batching.queue import HELD_AGAINST_SINGLE, QUICK_S, Queue, Request
+from stoker.serve.batching.queue import COMPARED_WITH_SINGLE, QUICK_S, Queue, Request
 from stoker.serve.config import ServeConfig
 from stoker.serve.dataplane.requests import ModelSpec
 from stoker.serve.deadline import Deadline
@@ -132,9 +132,9 @@ def test_each_of_many_connections_gets_its_own_rows(server: Server, off_lane: li
 def test_more_than_one_run_takes_is_several_runs_and_none_needs_a_thread(
     server: Server, off_lane: list[Any]
 ) -> None:
-    most = server.plane.most_rows(ModelSpec(name="half_plus_two"))
+    most = server.plane.max_rows(ModelSpec(name="half_plus_two"))
     assert 0 < most < 150
-    assert server.plane.most_rows(ModelSpec(name="no such model")) == 0
+    assert server.plane.max_rows(ModelSpec(name="no such model")) == 0
     with ExitStack() as stack:
         opened = [
             stack.enter_context(socket.create_connection(("127.0.0.1", server.rest_port)))
@@ -381,14 +381,14 @@ def test_an_output_that_lost_its_rows_later_is_left_to_each_and_counted_there() 
 
     queue = Queue(run, BatchingConfig(), name="m", metrics=metrics)
     two = [np.array([1.0, 3.0])]
-    for _ in range(HELD_AGAINST_SINGLE + 1):
+    for _ in range(COMPARED_WITH_SINGLE + 1):
         assert queue.run_now(two, [1, 1]) is not None
-    assert metrics.wrapped_run_count.total() == HELD_AGAINST_SINGLE + 1
+    assert metrics.wrapped_run_count.total() == COMPARED_WITH_SINGLE + 1
 
     rows_lost = True
     assert queue.run_now(two, [1, 1]) is None
     assert not queue.joins
-    assert metrics.wrapped_run_count.total() == HELD_AGAINST_SINGLE + 1
+    assert metrics.wrapped_run_count.total() == COMPARED_WITH_SINGLE + 1
 
 
 def test_a_head_that_came_before_is_no_more_than_its_own_request(

@@ -592,7 +592,7 @@ def test_a_versions_own_requests_run_before_any_other_and_a_bad_one_ends_it(
         whole = Servable(1, folder)
         assert whole.load()
         whole.unload()
-    assert "warmed by 2 requests" in caplog.text
+    assert "warmed up with 2 requests" in caplog.text
 
     data = path.read_bytes()
     short = data[:4]

@@ -246,7 +246,7 @@ def test_what_was_logged_warms_the_next_version_unchanged(
         with caplog.at_level("INFO", "stoker.serve.servables.servable"):
             assert servable.load(), servable.reason
         servable.unload()
-        assert f"was warmed by {count} requests of its own" in caplog.text
+        assert f"was warmed up with {count} requests of its own" in caplog.text
 
 
 def answered(prefix: Path, array: Any, *, rate: float = 1.0) -> Answered:
@@ -404,7 +404,7 @@ def test_an_access_log_that_cannot_be_written_is_reported_at_the_start(tmp_path:
     config = ServeConfig(
         models={"m": tmp_path}, access_log=str(tmp_path / "no" / "x"), rest_port=0, grpc_port=0
     )
-    with pytest.raises(ConfigError, match="a file that can be written"):
+    with pytest.raises(ConfigError, match="a writable file"):
         Server(config)
 
 

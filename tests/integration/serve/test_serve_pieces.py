@@ -265,7 +265,7 @@ def test_assets_of_tensorflow_1_are_found_and_checked(
     assert pieces
 
     as_elsewhere = as_tensorflow_1_kept_them(looked_up(tmp_path / "2"), filename="../../words.txt")
-    with pytest.raises(DataError, match=r"assets must be in its folder[\s\S]*\.\./\.\./words"):
+    with pytest.raises(DataError, match=r"assets must be in its subfolder[\s\S]*\.\./\.\./words"):
         check_model(as_elsewhere)
 
 

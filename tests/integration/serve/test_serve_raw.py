@@ -69,7 +69,7 @@ def test_the_whole_body_is_one_text(server: Server) -> None:
     [
         ("half_plus_two", {}, "X-Tensor-Dtype must be"),
         ("half_plus_two", {"X_Tensor_Dtype": "f32", "X_Tensor_Shape": "3,1"}, "X-Tensor-Dtype"),
-        ("half_plus_two", {"X_Tensor_Dtype": "float32"}, "X-Tensor-Shape must be lengths"),
+        ("half_plus_two", {"X_Tensor_Dtype": "float32"}, "X-Tensor-Shape must be whole numbers"),
         (
             "half_plus_two",
             {"X_Tensor_Dtype": "float32", "X_Tensor_Shape": "3,-1"},

@@ -48,12 +48,16 @@ DATA = "variables/variables.data-00000-of-00001"
 @pytest.mark.parametrize(
     ("change", "pushed", "said"),
     [
-        (cut("saved_model.pb", 300), False, "what is served must be one whole SavedModel"),
+        (cut("saved_model.pb", 300), False, "must contain one complete SavedModel"),
         (remove("saved_model.pb"), False, "no saved_model.pb"),
         (write("saved_model.pbtxt", ""), False, "several saved_model files"),
         (remove(INDEX), False, "1 must be a whole SavedModel with the tag 'serve'"),
         (cut(DATA, 2), False, "1 must be a whole SavedModel with the tag 'serve'"),
-        (link, False, "every link in a version must lead to a file in it. Received: assets/x"),
+        (
+            link,
+            False,
+            "every link in a version must point to a file inside its folder. Received: assets/x",
+        ),
         (write("assets.extra/tf_serving_warmup_requests", "x"), False, "must be a TFRecord file"),
         (write("batching_params.pbtxt", "x"), False, "1/batching_params.pbtxt: 1:1"),
         (

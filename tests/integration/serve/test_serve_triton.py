@@ -119,7 +119,7 @@ def test_wrong_requests_raise_the_clients_own_errors(
         "wrong name": f"Refused: {refused} the inputs must be x",
         "wrong output": f"Refused: {refused} output tensor alias not found in signature: z",
         "wrong model": f"Refused: {not_found} Servable not found for request: Latest(none)",
-        "sequence": f"Refused: {refused} no model here keeps a sequence",
+        "sequence": f"Refused: {refused} this server keeps no state of sequences",
     }
     for name, text in expected.items():
         assert str(found[name]).startswith(text), found[name]

@@ -104,7 +104,7 @@ def wrong_field() -> Any:
     [
         (infer("half_plus_two", HALF, raw=(ONE, ONE)), "INVALID_ARGUMENT", "one for each of 1"),
         (infer("half_plus_two", HALF, raw=(b"123",)), "INVALID_ARGUMENT", "must have 4 bytes"),
-        (infer("half_plus_two", HALF, HALF, raw=(ONE, ONE)), "INVALID_ARGUMENT", "given once"),
+        (infer("half_plus_two", HALF, HALF, raw=(ONE, ONE)), "INVALID_ARGUMENT", "given only once"),
         (infer("half_plus_two", ("x", "FP31", [1, 1])), "INVALID_ARGUMENT", "the datatype of 'x'"),
         (infer("half_plus_two", ("x", "FP16", [1, 1])), "INVALID_ARGUMENT", "raw_input_contents"),
         (infer("half_plus_two", ("x", "FP32", [-1])), "INVALID_ARGUMENT", "a complete shape"),

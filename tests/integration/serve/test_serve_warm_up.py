@@ -43,7 +43,7 @@ def test_a_pushed_version_takes_requests_that_were_added_next_to_it_later(
         assert servable.load(), servable.reason
     servable.unload()
 
-    assert "was warmed by 2 requests of its own" in caplog.text
+    assert "was warmed up with 2 requests of its own" in caplog.text
 
 
 def test_each_request_is_run_as_often_as_the_flag_says(

@@ -47,7 +47,7 @@ def test_a_file_of_keys_that_is_not_yaml_is_named_with_its_line_and_not_quoted(
         (f"- name: a\n  role: [{SECRET}]\n  key: x", "the role of key 1 of"),
         (f"- name: {SECRET}\n  key: x", "must have name, role, and key or sha256"),
         (f"{AROUND}  {SECRET}: x", "must have name, role, and key or sha256"),
-        (f"{AROUND}  key: [{SECRET}]", "must be a text of at least"),
+        (f"{AROUND}  key: [{SECRET}]", "must be a string of at least"),
         (f"{AROUND}  sha256: {SECRET}", "must have 64 hexadecimal digits"),
         (f"{AROUND}  sha256: x\n  key: {SECRET}", "must have either key or sha256"),
         (f"{SECRET}: {SECRET}", "must hold a list of keys"),

@@ -44,5 +44,5 @@ def test_a_wrong_file_is_reported_once_for_each_content_and_changes_nothing(
     assert first.endswith('"broken".')
     assert second.endswith('"broken".')
     assert "No such file" in missing
-    assert changed == f"{file} has changed"
+    assert changed == f"{file} has changed and is applied"
     assert [[config.name for config in configs] for configs in taken_up] == [["two"]]

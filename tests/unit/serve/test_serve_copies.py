@@ -134,7 +134,7 @@ def test_a_copy_that_cannot_be_made_costs_no_answer(caplog: pytest.LogCaptureFix
     router = KeepsCopies(RuntimeError("can't start new thread"))
 
     assert Copies(ServeMetrics()).call(router, ROUTE, CALL, lambda: OUTPUTS) is OUTPUTS
-    assert "a request of m cannot be copied" in caplog.text
+    assert "a request to m cannot be copied" in caplog.text
 
 
 def test_requests_in_a_queue_and_more_than_there_are_cores_are_waiting() -> None:

@@ -77,14 +77,14 @@ def test_a_series_stays_once_it_was_there_whichever_worker_answers(tmp_path: Pat
 
 
 def test_a_line_that_a_killed_worker_left_unfinished_harms_no_other(tmp_path: Path) -> None:
-    one = SeriesLimit(tmp_path, most=3)
+    one = SeriesLimit(tmp_path, max_series=3)
     assert one.admits("a")
     with (tmp_path / SHARED_FILE).open("ab") as file:
         file.write(b"half")
 
-    other = SeriesLimit(tmp_path, most=3)
+    other = SeriesLimit(tmp_path, max_series=3)
     assert (other.admits("b"), one.admits("b"), one.admits("a")) == (True, True, True)
-    assert SeriesLimit(tmp_path, most=3).admits("a")
+    assert SeriesLimit(tmp_path, max_series=3).admits("a")
     for limit in (one, other):
         limit.close()
 
@@ -93,7 +93,7 @@ ADMITS = """
 import sys
 from pathlib import Path
 from stoker.serve.runtime.series_limit import SeriesLimit
-limit = SeriesLimit(Path(sys.argv[1]), most=500)
+limit = SeriesLimit(Path(sys.argv[1]), max_series=500)
 print(sum(limit.admits(f"{sys.argv[2]}-{number}") for number in range(400)))
 """
 

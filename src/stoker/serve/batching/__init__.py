@@ -1,1 +1,1 @@
-"""Joins requests that wait for the same model into one run; a request to an idle model does not wait."""
+"""Joins requests that wait for the same model into one run. A request to an idle model does not wait."""

@@ -1,4 +1,4 @@
-"""A loaded model that joins requests which had to wait for it."""
+"""A loaded model that joins waiting requests into one run."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _log = logging.getLogger(__name__)
 
 
 class Batcher:
-    """Calls one model; thread-safe."""
+    """Calls a loaded model for requests, joined where possible; thread-safe."""
 
     def __init__(
         self,
@@ -58,10 +58,10 @@ class Batcher:
         Args:
             model: The model to call.
             config: How requests are joined.
-            name: The model's.
-            metrics: The counts.
-            runs: Watches over runs; None: runs are not watched.
-            may_not_end: Whether a run could last forever; it then gets a thread of its own.
+            name: The model's name.
+            metrics: The metrics to update; None: none.
+            runs: Detects runs that do not end; None: runs are not watched.
+            may_not_end: Whether a run could last forever; each run then gets a thread of its own.
         """
         self._runs = runs
         self._apart = may_not_end
@@ -80,7 +80,7 @@ class Batcher:
     def call(
         self, signature: str, inputs: Mapping[str, Array], *, deadline: Deadline | None = None
     ) -> Outputs:
-        """Run one signature once; like `LoadedModel.call`, maybe together with other requests.
+        """Answer a request like `LoadedModel.call`, but maybe in one run with other requests.
 
         Args:
             signature: One of `signatures`.
@@ -89,7 +89,7 @@ class Batcher:
 
         Raises:
             UserError: the inputs do not match the signature, or the model refused them.
-            ServeError: too many requests wait, or the client waits no longer.
+            ServeError: too many requests wait, or the client no longer waits.
         """
         deadline = deadline or Deadline()
         deadline.check()
@@ -107,19 +107,19 @@ class Batcher:
             return self._larger(queue, arrays, rows, deadline)
         return queue.submit(self._request(arrays, rows, deadline))
 
-    def is_quick(self, signature: str, *, least_runs: int = 0) -> bool:
-        """Whether `call_at_once` is worth trying; an unknown signature is not.
+    def is_quick(self, signature: str, *, min_runs: int = 0) -> bool:
+        """Whether `call_at_once` is worth trying: False for slow and for unknown signatures.
 
         Args:
-            signature: Its name.
-            least_runs: How many of its runs must have been quick.
+            signature: The signature's name.
+            min_runs: Minimum number of quick runs that the signature must have had.
         """
         queue = self._queues.get(signature)
-        return queue is not None and queue.is_quick and queue.quick_runs >= least_runs
+        return queue is not None and queue.is_quick and queue.quick_runs >= min_runs
 
     @property
     def max_batch_size(self) -> int:
-        """The most rows of one run, over all signatures."""
+        """Maximum number of rows that a run of any signature may have."""
         return min(
             (q.max_batch_size for q in self._queues.values()), default=self._config.max_batch_size
         )
@@ -127,16 +127,15 @@ class Batcher:
     def call_at_once(
         self, signature: str, inputs: Mapping[str, Array], sizes: Sequence[int]
     ) -> Outputs | None:
-        """Run one signature once for several requests, if its model is free.
+        """Answer several requests to a signature with one run, if the model is idle.
 
         Args:
-            signature: One for which `is_quick` is true.
+            signature: Name of a signature for which `is_quick` returns True.
             inputs: Input name -> the rows of all requests, one after the other.
-            sizes: How many rows each has; empty: all belong to one request.
+            sizes: Number of rows of each request; empty: all rows belong to one request.
 
         Returns:
-            Output name -> array; None if the model is busy, there are too many rows, or
-            requests must not be joined.
+            Output name -> array; None if the model is busy, there are too many rows, or requests must not be joined.
 
         Raises:
             UserError: the inputs do not match the signature, or the model refused them.
@@ -160,13 +159,13 @@ class Batcher:
     ) -> int:
         """Run every signature once with each size that batches are padded to, smallest first.
 
-        A signature without a sample runs on zeros. If it refuses them (an empty text does not
-        decode as an image), its first requests warm it up instead. If a size does not fit in
-        memory, the previous one becomes the largest.
+        A signature without a sample runs on zeros. If the model refuses zeros (an empty string is not an image, for
+        example), the first requests warm the signature up instead. If a size does not fit in memory, the previous size
+        becomes the largest.
 
         Args:
             samples: Signature -> inputs of one request; their first row is repeated.
-            budget_s: Sizes not begun within this many seconds are left to the first requests.
+            budget_s: Seconds for all runs. Sizes that did not start by then are warmed up by the first requests.
 
         Returns:
             The number of runs.
@@ -179,7 +178,7 @@ class Batcher:
             sample = (samples or {}).get(name)
             if self._apart and sample is None:
                 _log.info(
-                    "%s %s is not warmed up on zeros: it has a loop that may not end",
+                    "%s %s is not warmed up on zeros: it has a loop that might not end",
                     self._name,
                     name,
                 )
@@ -188,12 +187,12 @@ class Batcher:
         return done
 
     def _warm_signature(self, name: str, sample: Mapping[str, Array] | None, until_s: float) -> int:
-        """Run one signature with each size; return the number of sizes."""
+        """Run a signature with each size; return the number of sizes that ran."""
         spec, done = self.signatures[name].inputs, 0
         for size in self._config.allowed_batch_sizes:
             if time.monotonic() > until_s:
                 _log.warning(
-                    "%s %s: the time for warming is over before batches of %d rows",
+                    "%s %s: the time for warm-up ended before batches of %d rows ran",
                     self._name,
                     name,
                     size,
@@ -211,7 +210,7 @@ class Batcher:
                 break
             except (UserError, tf.errors.OpError) as error:
                 if isinstance(error.__cause__ or error, tf.errors.FailedPreconditionError):
-                    raise  # the model is incomplete: no input would work
+                    raise  # the model is incomplete, so it would fail on every input
                 what = "its own request" if sample else "zeros"
                 _log.info("%s cannot be warmed up on %s: %s", name, what, error)
                 break
@@ -219,9 +218,9 @@ class Batcher:
         return done
 
     def _keep_to(self, name: str, rows: int, reason: str) -> None:
-        """Limit the rows of a signature's batches; no request may be in progress."""
+        """Limit the rows of a signature's batches. Must be called before the first request."""
         _log.warning(
-            "%s %s: batches have at most %d rows, as more do not fit in memory: %s",
+            "%s %s: batches are limited to %d rows, because more do not fit in memory: %s",
             self._name,
             name,
             rows,
@@ -230,7 +229,7 @@ class Batcher:
         self._queues[name] = self._queue(name, self._config.up_to(rows))
 
     def close(self) -> None:
-        """Free the memory; no call may be running, and none may follow."""
+        """Free the memory. No call may be running, and no call may follow."""
         self._queues = {}
         self._model.close()
 
@@ -242,12 +241,12 @@ class Batcher:
         *,
         wrong: Sequence[UserError],
     ) -> Outputs:
-        """Run inputs of another shape than the signature declares: the graph accepts or refuses them.
+        """Run inputs whose shapes differ from the declared ones. The graph accepts or refuses them.
 
-        TensorFlow Serving checks no shape.
+        TensorFlow Serving does not check shapes either.
 
         Raises:
-            ServeError: the graph refused them, with TensorFlow's message and the inputs' shapes.
+            ServeError: the graph refused the inputs. The message has TensorFlow's reason and the inputs' shapes.
         """
         try:
             return self._alone(signature, arrays, deadline)
@@ -266,7 +265,7 @@ class Batcher:
             deadline.record.ran(began_s, time.monotonic(), came_s=began_s)
 
     def _watched(self, run: Callable[[], Outputs], deadline: Deadline) -> Outputs:
-        """Run the model outside of the queues, with its time watched."""
+        """Run the model outside of the queues, and detect a run that does not end."""
         if self._runs is None:
             return run()
         if self._apart:
@@ -296,17 +295,17 @@ class Batcher:
         self, queue: Queue, arrays: Sequence[Array], rows: int, deadline: Deadline
     ) -> Outputs:
         """Answer a request that has more rows than a batch may have."""
-        most = queue.max_batch_size
+        max_rows = queue.max_batch_size
         if self._config.larger == "refuse":
             raise ServeError(
                 Code.INVALID_ARGUMENT,
-                f"Task size {rows} is larger than maximum input batch size {most}",
+                f"Task size {rows} is larger than maximum input batch size {max_rows}",
             )
         if self._config.larger == "alone":
             return self._watched(lambda: queue.run_alone(arrays), deadline)
         pieces, lengths = [], []
-        for start in range(0, rows, most):
-            part = [array[start : start + most] for array in arrays]
+        for start in range(0, rows, max_rows):
+            part = [array[start : start + max_rows] for array in arrays]
             lengths.append(rows_of(part))
             pieces.append(queue.submit(self._request(part, lengths[-1], deadline)))
         return rejoined(pieces, lengths)

@@ -1,4 +1,4 @@
-"""When requests are joined, and how many."""
+"""Settings of batching: when requests are joined, and how many."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.serve.text_files import read_text_file
 
 PARAMETERS_FILE = "batching_params.pbtxt"
-"""The file in a version's folder with batching parameters for this version, if versions may have their own."""
+"""Name of the file in a version's folder with the version's own batching parameters."""
 
 
 WarmSizes = Literal["auto", "on", "off"]
@@ -30,30 +30,31 @@ class BatchingConfig:
     """Whether requests are joined at all."""
 
     max_batch_size: int = 128
-    """Most rows in one call, over all requests joined."""
+    """Maximum number of rows of a batch, over all its requests."""
 
     batch_timeout_micros: int = 0
-    """Longest that the first request of a batch waits for others, microseconds. 0: it does not wait; the requests
-    that came during the last run are the next batch."""
+    """Maximum time that the first request of a batch waits for others, microseconds. 0: it does not wait; the next
+    batch has the requests that arrived during the previous run."""
 
     max_enqueued_batches: int = 64
-    """Most full batches in the queue; a request beyond them is refused."""
+    """Maximum number of full batches in the queue. A request that would exceed it is refused."""
 
     num_batch_threads: int = 1
-    """Batches of one signature that run at once."""
+    """Maximum number of batches of a signature that run at the same time."""
 
     allowed_batch_sizes: tuple[int, ...] = ()
-    """The sizes that a batch is padded to, ascending; any size if empty."""
+    """Sizes that batches are padded to, ascending; empty: batches are not padded."""
 
     only_allowed_sizes: bool = False
-    """Whether the check of joined answers must not run other sizes, because XLA would compile them."""
+    """Whether the check that compares joined with single answers runs only `allowed_batch_sizes`, because XLA would
+    compile any other size."""
 
     pad_variable_length_inputs: bool = False
-    """Whether inputs of other lengths are padded to the longest, each with its first value."""
+    """Whether inputs of different lengths are joined: each is padded with its first value to the longest length."""
 
     larger: Literal["alone", "split", "refuse"] = "alone"
-    """What happens to a request with more rows than a batch may have. A model whose rows depend on each other gives
-    other answers if the request is split, so it is split only on request."""
+    """What happens to a request with more rows than `max_batch_size`. `split` is not the default: if a model's rows
+    depend on each other, a split request gets different answers."""
 
     def __post_init__(self) -> None:
         for name in ("max_batch_size", "max_enqueued_batches", "num_batch_threads"):
@@ -77,11 +78,11 @@ class BatchingConfig:
             )
 
     def padded(self, rows: int) -> int:
-        """The padded size for a batch of so many rows."""
+        """The size that a batch of this many rows is padded to."""
         return next((size for size in self.allowed_batch_sizes if size >= rows), rows)
 
     def up_to(self, rows: int) -> BatchingConfig:
-        """The same configuration with batches of at most this many rows, rounded to an allowed size."""
+        """A copy of this configuration whose batches have at most `rows` rows, which must be an allowed size."""
         sizes = tuple(size for size in self.allowed_batch_sizes if size <= rows)
         return dataclasses.replace(self, max_batch_size=rows, allowed_batch_sizes=sizes)
 
@@ -97,7 +98,7 @@ def read_batching_parameters(path: Path) -> BatchingConfig:
     )
     if found.HasField("max_execution_batch_size") and not found.HasField("max_batch_size"):
         raise ConfigError(
-            "max_execution_batch_size needs a max_batch_size", got=Plain(f"none in {path}")
+            "max_execution_batch_size requires max_batch_size", got=Plain(f"none in {path}")
         )
     given = {
         name: getattr(found, name).value

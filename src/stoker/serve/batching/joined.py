@@ -1,4 +1,4 @@
-"""Joins several requests into one call: concatenates the inputs and splits the outputs."""
+"""Joins several requests into one run: concatenates their inputs, and splits the outputs."""
 
 from __future__ import annotations
 
@@ -18,18 +18,20 @@ Key = tuple[tuple[str, tuple[int, ...]], ...]
 """Dtype and inner shape of every input: requests with equal keys can be joined."""
 
 _TOLERANCE = {"float16": 1e-2, "bfloat16": 5e-2, "float32": 1e-4, "float64": 1e-8}
-"""Largest accepted difference between a joined and a single answer, as a share of the largest value.
+"""Maximum accepted difference between a joined and a single answer, as a share of the largest value.
 
-A kernel for another batch size adds up in another order: of 1,000 terms that is 1e-5 in float32.
+The kernel of another batch size may add numbers in another order. A sum of 1,000 float32 terms then differs by about
+1e-5.
 """
 
 
 _MAX_PADDED = 1 << 24
-"""Most values of a padded input: one long request must not make all others as long."""
+"""Maximum number of values of a padded input. It limits the memory that one long request costs by padding all
+others."""
 
 
 class TooLongError(Exception):
-    """The padded inputs would take too much memory: each request runs alone."""
+    """The padded inputs would take too much memory, so each request must run alone."""
 
 
 class NotByRowsError(Exception):
@@ -37,13 +39,13 @@ class NotByRowsError(Exception):
 
 
 def can_be_joined(signature: Signature) -> bool:
-    """Whether every input and output declares a first axis of any length."""
+    """Whether every input and output declares a first axis of variable length."""
     specs = [*signature.inputs.values(), *signature.outputs.values()]
     return all(_is_open(spec) for spec in specs)
 
 
 def rows_of(arrays: Sequence[Array]) -> int:
-    """The common first length of the arrays; 0 if they differ."""
+    """The length of the arrays' first axis; 0 if it differs between the arrays."""
     if len(arrays) == 1:
         return arrays[0].shape[0] if arrays[0].ndim else 0
     lengths = {array.shape[:1] for array in arrays}
@@ -59,11 +61,11 @@ def have_all_axes(signature: Signature, arrays: Sequence[Array]) -> bool:
 
 
 def key_of(arrays: Sequence[Array], *, variable: bool) -> Key:
-    """What must be equal in requests to join them.
+    """The key of a request: requests with equal keys can be joined.
 
     Args:
         arrays: The inputs in the signature's order, each with a first axis.
-        variable: Whether the lengths of the inner axes may differ.
+        variable: Whether joined requests may differ in the lengths of the inner axes.
     """
     return tuple(
         (str(array.dtype), (array.ndim,) if variable else array.shape[1:]) for array in arrays
@@ -74,8 +76,8 @@ def join(requests: Sequence[Sequence[Array]], *, size: int) -> list[Array]:
     """The inputs of all requests, concatenated and padded with the first row.
 
     Args:
-        requests: For each request its inputs, of equal keys.
-        size: Rows of the result; at least as many as the requests have.
+        requests: The inputs of each request; the requests have equal keys.
+        size: Number of rows of the result, at least the sum of the requests' rows.
     """
     joined = []
     for parts in zip(*requests, strict=True):
@@ -87,15 +89,15 @@ def join(requests: Sequence[Sequence[Array]], *, size: int) -> list[Array]:
 
 
 def cut(outputs: Outputs, rows: Sequence[int], *, size: int) -> list[dict[str, Array]]:
-    """The outputs of each request.
+    """Split the outputs of a joined run by request.
 
     Args:
         outputs: The joined outputs.
         rows: The number of rows of each request, in order.
-        size: Number of rows of the joined call.
+        size: Number of rows of the joined run.
 
     Raises:
-        NotByRowsError: an output has another number of rows.
+        NotByRowsError: an output does not have `size` rows.
     """
     for array in outputs.values():
         if array.shape[:1] != (size,):
@@ -113,7 +115,7 @@ def rejoined(pieces: Sequence[Outputs], rows: Sequence[int]) -> dict[str, Array]
 
     Args:
         pieces: The outputs of each piece.
-        rows: The rows of each piece.
+        rows: The number of rows of each piece.
 
     Raises:
         UserError: an output does not have one row for each row of the inputs.
@@ -124,13 +126,13 @@ def rejoined(pieces: Sequence[Outputs], rows: Sequence[int]) -> dict[str, Array]
                 raise UserError(
                     f"output {name!r} must have one row for each row of the inputs",
                     got=Plain(f"shape {array.shape} for {length} rows"),
-                    fix="Send fewer rows, or turn enable_large_batch_splitting off.",
+                    fix="Send fewer rows, or turn off enable_large_batch_splitting.",
                 )
     return {name: np.concatenate([piece[name] for piece in pieces]) for name in pieces[0]}
 
 
 def agree(joined: Outputs, single: Outputs) -> bool:
-    """Whether a joined answer equals the single one; floats may differ by the tolerance."""
+    """Whether a joined answer equals the single answer; floats may differ by `_TOLERANCE`."""
     return all(_agree(joined[name], single[name]) for name in single)
 
 
@@ -153,7 +155,7 @@ def _is_open(spec: TensorSpec) -> bool:
 
 
 def _same_shapes(parts: Sequence[Array]) -> list[Array]:
-    """The parts, with every inner axis padded to the longest; each part is padded with its own first value."""
+    """Pad every inner axis of the parts to the longest length, each part with its own first value."""
     shapes = {part.shape[1:] for part in parts}
     if len(shapes) == 1:
         return list(parts)
@@ -172,23 +174,25 @@ def _same_shapes(parts: Sequence[Array]) -> list[Array]:
 Item = TypeVar("Item")
 
 MANY = 16
-"""Least number of requests for which splitting them into several runs is considered. Fewer rarely exceed one run,
-and if they do, threads answer them."""
+"""Minimum number of requests for which splitting them into several runs is considered. Fewer requests rarely exceed one
+run; if they do, threads answer them."""
 
 
-def in_runs(items: Sequence[Item], rows: Callable[[Item], int], *, most: int) -> list[list[Item]]:
+def in_runs(
+    items: Sequence[Item], rows: Callable[[Item], int], *, max_rows: int
+) -> list[list[Item]]:
     """Group requests, in order, so that each group fits in one run.
 
     Args:
         items: The requests.
-        rows: Returns the number of rows of one.
-        most: The most rows of a run; a request that has more is alone.
+        rows: Returns the number of rows of a request.
+        max_rows: Maximum number of rows of a run; a request with more rows is a group of its own.
     """
     parts: list[list[Item]] = [[]]
     total = 0
     for item in items:
         size = rows(item)
-        if total + size > most and parts[-1]:
+        if total + size > max_rows and parts[-1]:
             parts.append([])
             total = 0
         total += size

@@ -1,7 +1,7 @@
-"""The requests to one signature: run at once if it is idle, joined if they had to wait.
+"""The queue of a signature: a request runs at once if the model is idle; requests that had to wait are joined.
 
-The queue has no thread and no timer. The first request runs the model in its own thread;
-those that come meanwhile wait. When it ends, one of them leads the next batch, of all that waited.
+The queue has no thread and no timer. The first request runs the model in its own thread; requests that arrive during
+the run wait. When the run ends, the oldest of them leads the next batch: its thread runs the model for all.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ Run = Callable[[Sequence[Array]], Outputs]
 """Runs the model once on inputs in the signature's order."""
 
 QUICK_S = 1e-3
-"""Usual duration up to which the event loop may wait for a run, although it serves others too."""
+"""Maximum usual duration of a run for which the event loop may wait, seconds. Other requests wait meanwhile."""
 
 _GROWTH = 1.5
-"""Most by which one run can raise the estimate of the usual duration."""
+"""Maximum factor by which one run can raise the estimate of the usual duration."""
 
 _NOT_BY_ROWS = "an output does not have one row for each row of the inputs"
 
-HELD_AGAINST_SINGLE = 3
-"""Number of joined batches of each signature that are also run one by one, before joining is trusted."""
+COMPARED_WITH_SINGLE = 3
+"""Number of joined batches of each signature whose requests also run one by one, before joined answers are trusted."""
 
 
 @dataclass(eq=False, kw_only=True, slots=True)
@@ -63,28 +63,28 @@ class Request:
     """Rows of every input, at least 1."""
 
     key: Key
-    """What must be equal in requests that it is joined with."""
+    """Requests with equal keys can be joined."""
 
     deadline: Deadline
     """How long its client waits."""
 
     came_s: float = field(default_factory=time.monotonic)
-    """When it arrived, by the monotonic clock."""
+    """When it arrived, seconds of the monotonic clock."""
 
-    told: threading.Event = field(default_factory=threading.Event)
+    woken: threading.Event = field(default_factory=threading.Event)
     """Set when its outcome is known, or when it must lead the next batch."""
 
     leads: bool = False
     """Whether its thread must run the next batch."""
 
     outcome: Outputs | Exception | None = None
-    """Its answer, or the reason why it has none."""
+    """Its answer, or the error that it gets instead; None: not known yet."""
 
     def result(self) -> Outputs:
-        """Its answer.
+        """Return its answer.
 
         Raises:
-            Exception: the reason why it has no answer.
+            Exception: the error that it gets instead of an answer.
         """
         if self.outcome is None:
             raise ServeError(Code.INTERNAL, "the batch ended without an answer")
@@ -94,7 +94,7 @@ class Request:
 
 
 class Queue:
-    """The requests to one signature of one model; thread-safe."""
+    """The queue of one signature of a model; thread-safe."""
 
     def __init__(
         self,
@@ -110,13 +110,13 @@ class Queue:
         """Create an empty queue.
 
         Args:
-            run: The model.
-            config: The limits.
-            name: For the log.
-            metrics: The counts.
-            model_name: For the counts.
-            runs: Watches over every run; None: runs are not watched.
-            may_not_end: Whether a run gets a thread of its own; only with `runs`.
+            run: Runs the model.
+            config: Limits of batches and of the queue.
+            name: Name of model and signature in the log.
+            metrics: The metrics to update; None: none.
+            model_name: Label of the metrics.
+            runs: Detects runs that do not end; None: runs are not watched.
+            may_not_end: Whether a run could last forever; with `runs`, each run then gets a thread of its own.
         """
         self._model_name = model_name
         self._runs = runs
@@ -130,7 +130,7 @@ class Queue:
         self._counts = None if metrics is None else _counts_of(metrics)
         self._waiting: deque[Request] = deque()
         self._running = 0
-        self._held = 0
+        self._compared = 0
         self._trusted = True
         self._usual_s = math.inf
         self.quick_runs = 0  # runs that took at most QUICK_S
@@ -139,20 +139,20 @@ class Queue:
 
     @property
     def joins(self) -> bool:
-        """Whether requests are still joined: not after a joined answer differed from the single one."""
+        """Whether requests are still joined: False after a joined answer differed from the single answer."""
         return self._trusted
 
     @property
     def max_batch_size(self) -> int:
-        """The most rows of one run."""
+        """Maximum number of rows of a run."""
         return self._config.max_batch_size
 
     def submit(self, request: Request) -> Outputs:
         """Answer a request, alone or together with others.
 
         Raises:
-            ServeError: too many requests wait, or the client waits no longer.
-            Exception: what the model raised on this request.
+            ServeError: too many requests wait, or the client no longer waits.
+            Exception: the error that the model raised for this request.
         """
         with self._changed:
             if self._stuck:
@@ -166,7 +166,7 @@ class Queue:
                 self._changed.notify_all()  # a leader may be waiting for more requests
         if self._apart and request.leads:
             assert self._runs is not None
-            request.leads = False  # its thread waits like those of the others
+            request.leads = False  # its thread waits like the threads of other requests
             self._runs.start(lambda: self._lead_on(request))
         if not request.leads:
             request.deadline.when_cancelled(lambda: self._drop(request))
@@ -178,30 +178,30 @@ class Queue:
 
     @property
     def is_quick(self) -> bool:
-        """Whether a run is short enough to wait for it in the event loop."""
+        """Whether runs are usually so short that the event loop may wait for one."""
         return self._trusted and not self._may_wait and self._usual_s <= QUICK_S
 
     def run_now(self, arrays: Sequence[Array], sizes: Sequence[int]) -> Outputs | None:
-        """Run the model for the rows of several requests without waiting, if it is free.
+        """Run the model for the rows of several requests, if it is idle.
 
         Args:
-            arrays: The inputs in the signature's order, each of the rows of all requests.
-            sizes: How many rows each request has.
+            arrays: The inputs in the signature's order; each has the rows of all requests.
+            sizes: Number of rows of each request.
 
         Returns:
             The outputs; None if the model is busy, or requests must not be joined.
 
         Raises:
-            Exception: what the model raised.
+            Exception: the error that the model raised.
         """
-        with self._lock:  # like `_changed`, whose own entry takes longer
+        with self._lock:  # the same lock as `_changed`; entering it directly is faster
             free = self._running < self._config.num_batch_threads and not self._waiting
             if self._stuck or not free:
                 return None
             self._running += 1
         try:
             with self._watched(()):
-                if len(sizes) > 1 and not self._prove(arrays, sizes):
+                if len(sizes) > 1 and not self._check_joined(arrays, sizes):
                     return None
                 return self._run_at_once(arrays, sizes)
         finally:
@@ -220,14 +220,14 @@ class Queue:
         if size > rows:
             outputs = {name: array[:rows] for name, array in outputs.items()}
         self._took(time.monotonic() - began_s)
-        # If it fails, each request is run again alone, and counted there.
+        # Only a run that succeeded is counted here. After a failure, each request runs and is counted alone.
         self._count((), sizes, size)
         return outputs
 
-    def _prove(self, arrays: Sequence[Array], sizes: Sequence[int]) -> bool:
-        """Compare the first joined answers with single ones; return whether requests may be joined."""
+    def _check_joined(self, arrays: Sequence[Array], sizes: Sequence[int]) -> bool:
+        """Compare the first joined answers with single answers; return whether requests may be joined."""
         variable = self._config.pad_variable_length_inputs
-        if self._held < HELD_AGAINST_SINGLE and not variable:
+        if self._compared < COMPARED_WITH_SINGLE and not variable:
             key, parts, first = key_of(arrays, variable=variable), [], 0
             for size in sizes:
                 part = [array[first : first + size] for array in arrays]
@@ -253,14 +253,14 @@ class Queue:
             )
 
     def _wait(self, request: Request) -> None:
-        """Wait for the outcome, for the turn to lead, or until the deadline has passed."""
+        """Wait until the outcome is known, the request must lead, or the deadline has passed."""
         left_s = request.deadline.left_s
-        if request.told.wait(min(left_s, threading.TIMEOUT_MAX) if left_s > 0 else 0.0):
+        if request.woken.wait(min(left_s, threading.TIMEOUT_MAX) if left_s > 0 else 0.0):
             return
         with self._changed:
             if request in self._waiting:
                 self._waiting.remove(request)
-            elif request.leads:  # it was just chosen as leader: it passes the turn on
+            elif request.leads:  # it was just chosen as leader: the next request leads instead
                 self._pass_on()
             request.leads = False
             request.outcome = request.deadline.lost() or ServeError(
@@ -268,26 +268,27 @@ class Queue:
             )
 
     def _drop(self, request: Request) -> None:
-        """Remove a request whose client has gone; a running one continues."""
+        """Remove a request from the queue, because its client has gone. If it runs already, the run continues."""
         with self._changed:
             waits = request in self._waiting
             if waits:
                 self._waiting.remove(request)
-            if waits or self._apart:  # the run is in another thread, which this one leaves
+            # A request that runs in another thread (`_apart`) need not wait for the end of the run.
+            if waits or self._apart:
                 request.outcome = request.deadline.lost()
-                request.told.set()
+                request.woken.set()
 
     def _lead_on(self, request: Request) -> None:
-        """Run one batch after the other, in a thread that belongs to none of the requests."""
+        """Run one batch after the other, in a thread that does not belong to a request."""
         following: Request | None = request
         while following is not None:
             following = self._lead(following)
 
     def _lead(self, request: Request) -> Request | None:
-        """Run the batch of a request.
+        """Run the batch that a request leads.
 
         Returns:
-            The first request of the next batch, if this thread runs it; else None.
+            The leader of the next batch, if this thread must run that batch; else None.
         """
         batch = [request]
         try:
@@ -302,7 +303,7 @@ class Queue:
             with self._changed:
                 following = self._pass_on()
             for mate in batch if self._apart else batch[1:]:
-                mate.told.set()
+                mate.woken.set()
         return following
 
     def _watched(self, batch: Sequence[Request]) -> AbstractContextManager[None]:
@@ -311,19 +312,19 @@ class Queue:
         return self._runs.watched(lambda: self._give_up(batch))
 
     def _give_up(self, batch: Sequence[Request]) -> None:
-        """Fail all waiting requests and accept no more, because the run will not end."""
+        """Fail all requests of the batch and of the queue, and accept no more: the run will not end."""
         with self._changed:
             self._stuck = True
             for request in [*batch, *self._waiting]:
                 request.outcome = request.outcome or stuck_error()
-                request.told.set()
+                request.woken.set()
             self._waiting.clear()
 
     def _pass_on(self) -> Request | None:
-        """Let the oldest request lead, or mark the model idle; the caller holds the lock.
+        """Let the oldest waiting request lead, or mark the model idle. The caller holds the lock.
 
         Returns:
-            The request, if this thread runs its batch; None if its own thread does, or no request waits.
+            The request, if this thread must run its batch; None if the request's own thread does, or no request waits.
         """
         while self._waiting:
             following = self._waiting.popleft()
@@ -331,28 +332,28 @@ class Queue:
             if self._apart and following.outcome is None:
                 return following
             following.leads = following.outcome is None
-            following.told.set()
+            following.woken.set()
             if following.leads:
                 return None
         self._running -= 1
         return None
 
     def _gather(self, leader: Request) -> list[Request]:
-        """The leader and all requests that can join it, in the order in which they arrived."""
-        most = self._config.max_batch_size
+        """Take the requests that fit in the leader's batch from the queue; return the batch in order of arrival."""
+        max_rows = self._config.max_batch_size
         timeout_s = self._config.batch_timeout_micros / 1e6
         batch, rows = [leader], leader.rows
         with self._changed:
             left_s = min(leader.came_s + timeout_s - time.monotonic(), leader.deadline.left_s)
             if timeout_s and left_s > 0:
-                self._changed.wait_for(lambda: self._rows_like(leader) >= most, left_s)
+                self._changed.wait_for(lambda: self._rows_like(leader) >= max_rows, left_s)
             for other in [found for found in self._waiting if found.key == leader.key]:
-                if not self._trusted or rows + other.rows > most:
+                if not self._trusted or rows + other.rows > max_rows:
                     break
                 self._waiting.remove(other)
                 other.outcome = other.deadline.lost()
                 if other.outcome is not None:
-                    other.told.set()
+                    other.woken.set()
                     continue
                 batch.append(other)
                 rows += other.rows
@@ -362,7 +363,7 @@ class Queue:
         return leader.rows + sum(other.rows for other in self._waiting if other.key == leader.key)
 
     def _run(self, batch: Sequence[Request]) -> None:
-        """Set the outcome of each request; an error of one request affects only that request."""
+        """Run a batch and set the outcome of each request. An error of one request affects only that request."""
         rows = sum(request.rows for request in batch)
         size = self._config.padded(rows) if self._trusted else rows
         self._count([r.came_s for r in batch], [r.rows for r in batch], size)
@@ -371,11 +372,11 @@ class Queue:
         self._took(time.monotonic() - began_s)
 
     def _took(self, seconds: float) -> None:
-        """Update the usual duration of a run."""
+        """Update the estimate of a run's usual duration after a run."""
         self.quick_runs += seconds <= QUICK_S
         if self._usual_s == math.inf:
             self._usual_s = seconds
-        else:  # an outlier (a busy machine, a new size) does not change the usual duration
+        else:  # one slow run (a busy machine, a new size) changes the usual duration only a little
             usual_s = self._usual_s + (seconds - self._usual_s) / 4
             self._usual_s = min(usual_s, self._usual_s * _GROWTH)
 
@@ -394,12 +395,12 @@ class Queue:
             return
         for request, answer in zip(batch, answers, strict=True):
             request.outcome = answer
-        if self._held < HELD_AGAINST_SINGLE and not self._config.pad_variable_length_inputs:
-            self._hold_against_single(batch)
+        if self._compared < COMPARED_WITH_SINGLE and not self._config.pad_variable_length_inputs:
+            self._compare_with_single(batch)
 
-    def _hold_against_single(self, batch: Sequence[Request]) -> None:
-        """Also answer each request alone; if the answers differ, the single ones count from now on."""
-        self._held += 1
+    def _compare_with_single(self, batch: Sequence[Request]) -> None:
+        """Also answer each request alone, and use these answers. If they differ from the joined ones, stop joining."""
+        self._compared += 1
         alone = self._refilled if self._config.only_allowed_sizes else self._single
         for request in batch:
             single, joined = alone(request), request.outcome
@@ -407,11 +408,11 @@ class Queue:
             if isinstance(single, Exception) or isinstance(joined, Exception) or joined is None:
                 continue
             if not agree(joined, single):
-                self._distrust("a joined answer differs from the single one")
+                self._distrust("a joined answer differs from the single answer")
 
     def _distrust(self, reason: str) -> None:
         if self._trusted:
-            _log.warning("%s: requests are not joined any more, as %s", self._name, reason)
+            _log.warning("%s: requests are no longer joined, because %s", self._name, reason)
         self._trusted = False
 
     def _single(self, request: Request) -> Outputs | Exception:
@@ -423,8 +424,8 @@ class Queue:
     def _refilled(self, request: Request) -> Outputs | Exception:
         """Run the request alone, padded with its last row to a size that was run before.
 
-        Joined requests were padded with a first row, or with other requests. An answer that depends
-        on the padding differs.
+        A joined batch is filled with a first row or with other requests, so an answer that depends on the filling
+        differs.
         """
         size = self._config.padded(request.rows)
         times = [1] * (request.rows - 1) + [1 + size - request.rows]
@@ -443,9 +444,9 @@ class Queue:
         """Count a batch.
 
         Args:
-            came_s: When each of its requests entered the queue; empty if none had to wait.
-            sizes: The rows of each.
-            size: Rows of the batch, padding included.
+            came_s: When each request entered the queue, seconds of the monotonic clock; empty if none had to wait.
+            sizes: Number of rows of each request.
+            size: Number of rows of the batch, padding included.
         """
         counts = self._counts
         if counts is None:
@@ -465,7 +466,7 @@ class Queue:
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """What is counted of each batch."""
+    """The metrics that each batch updates."""
 
     waited_us: Spread
     request_rows: Spread

@@ -1,4 +1,4 @@
-"""The sizes that batches are padded to if each new size costs more than the padding."""
+"""Chooses the sizes that batches are padded to, for models on which each new size costs more than the padding."""
 
 from __future__ import annotations
 
@@ -11,24 +11,24 @@ from tensorflow.core.protobuf import saved_model_pb2
 from stoker.serve.batching.config import BatchingConfig, WarmSizes
 
 _COMPILED = ("_XlaMustCompile", "_XlaCompile")
-"""Attributes of functions and calls that TensorFlow compiles with XLA (`jit_compile=True`)."""
+"""Attributes that mark functions and calls that TensorFlow compiles with XLA (`jit_compile=True`)."""
 
 
 def with_sizes(
-    config: BatchingConfig, wanted: WarmSizes, *, compiled: bool, gpu: bool
+    config: BatchingConfig, requested: WarmSizes, *, compiled: bool, gpu: bool
 ) -> BatchingConfig:
-    """The configuration with the sizes to which a model's batches are padded.
+    """Return a configuration that has the sizes to which a model's batches are padded.
 
     Args:
-        config: The configuration without them.
-        wanted: The user's choice.
-        compiled: Whether XLA compiles the model: each new size takes a compilation.
-        gpu: Whether it runs on a GPU: cuDNN chooses its kernels for each new size.
+        config: The configuration, maybe without sizes.
+        requested: The user's choice.
+        compiled: Whether XLA compiles the model, once for each new size.
+        gpu: Whether the model runs on a GPU, where cuDNN chooses kernels for each new size.
 
     Returns:
-        The configuration; with powers of two up to the largest size if none are given and padding is wanted.
+        The configuration. If it had no sizes and padding is chosen, it has powers of two up to the maximum size.
     """
-    needs_sizes = wanted == "on" or (wanted == "auto" and (compiled or gpu))
+    needs_sizes = requested == "on" or (requested == "auto" and (compiled or gpu))
     if not config.enabled or not needs_sizes:
         return config
     sizes = config.allowed_batch_sizes or _doubling(config.max_batch_size)
@@ -51,7 +51,7 @@ def _calls_compiled(nodes: Iterable[node_def_pb2.NodeDef]) -> bool:
     return any(node.attr[name].b for node in nodes for name in _COMPILED if name in node.attr)
 
 
-def _doubling(most: int) -> tuple[int, ...]:
-    """1, 2, 4 and so on; the largest size is the last."""
-    sizes = [1 << power for power in range(most.bit_length()) if 1 << power < most]
-    return (*sizes, most)
+def _doubling(max_size: int) -> tuple[int, ...]:
+    """Return the powers of two below a size, and the size itself."""
+    sizes = [1 << power for power in range(max_size.bit_length()) if 1 << power < max_size]
+    return (*sizes, max_size)

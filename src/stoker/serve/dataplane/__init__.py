@@ -1,1 +1,1 @@
-"""What the server does, without a protocol; REST and gRPC convert requests for it."""
+"""Answers requests independently of the protocol; REST and gRPC convert requests and answers for it."""

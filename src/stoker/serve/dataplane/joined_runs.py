@@ -1,4 +1,4 @@
-"""Requests that one run of a model answers in the event loop, and how they are counted."""
+"""Requests that are answered together by one run of a model in the event loop, and their metrics."""
 
 from __future__ import annotations
 
@@ -13,27 +13,28 @@ from stoker.serve.observability.version_metrics import VersionMetrics
 from stoker.serve.routing import RunRequests
 
 PROVEN_RUNS = 1_000
-"""Quick runs that each compared version of a rollout must have had before one of them runs in the event loop."""
+"""Number of quick runs that every compared version of a rollout must have had before any of them runs in the event
+loop."""
 
 
 @functools.lru_cache(maxsize=256)
 def of_version(name: str, version: int) -> ModelSpec:
-    """Return one version of a model; cached, since every request needs it."""
+    """Return the spec of a model's version. Cached, because every request needs it."""
     return ModelSpec(name=name, version=version)
 
 
 @dataclass(kw_only=True, slots=True)
 class JoinedRequests(RunRequests):
-    """Similar requests for one version of one model."""
+    """Requests that one run can answer: for the same version and signature, with inputs that can be concatenated."""
 
     model: ModelSpec
-    """The model, with the version that a rollout chose."""
+    """The model, with the version that a rollout chose, if one did."""
 
     signature: str
     """The signature's name; empty for the default."""
 
     entrypoint: str = "REST"
-    """The protocol of the requests."""
+    """The protocol of the requests: "REST" or "GRPC"."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -50,21 +51,21 @@ class JoinedRun:
     """The signature's name."""
 
     inputs: Tensors
-    """All rows, in the order of the requests."""
+    """Input name -> the rows of all requests, in their order."""
 
     outputs: Tensors
-    """The same."""
+    """Output name -> the rows of all requests, in their order."""
 
     began_s: float
-    """When the run began, by the monotonic clock."""
+    """When the run began, seconds of the monotonic clock."""
 
     ended_s: float
-    """When it ended."""
+    """When the run ended, seconds of the monotonic clock."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Counts:
-    """Where requests of one version over one protocol are counted."""
+    """The metrics of one version's requests over one protocol."""
 
     requests: Count
     took_us: Spread
@@ -77,7 +78,7 @@ class JoinedCounts:
     """Counts requests that were answered in the event loop; thread-safe."""
 
     def __init__(self, metrics: ServeMetrics, versions: VersionMetrics) -> None:
-        """Args: metrics: the counts by model; versions: those by version."""
+        """Args: metrics: the metrics by model; versions: the metrics by version."""
         self._metrics, self._versions = metrics, versions
         self._known: dict[tuple[str, int, str], _Counts] = {}
 

@@ -1,4 +1,4 @@
-"""The Open Inference Protocol, version 2, without HTTP and gRPC: names of types, metadata, requests.
+"""The parts of the Open Inference Protocol, version 2, that HTTP and gRPC share: names of types, metadata, requests.
 
 Source: kserve/open-inference-protocol, `specification/protocol/inference_rest.md` and
 `inference_grpc.md`; triton-inference-server, `extension_binary_data.md`.
@@ -26,7 +26,8 @@ PLATFORM = "tensorflow_savedmodel"
 EXTENSIONS = ("binary_tensor_data",)
 
 SIGNATURE_PARAMETER = "signature_name"
-"""A parameter of a request that names a signature; the default one without it. Our own."""
+"""Name of the request parameter that chooses a signature; without it, the default signature is called. An extension of
+Stoker."""
 
 DATATYPES = {
     "bool": "BOOL",
@@ -38,7 +39,7 @@ DATATYPES = {
     **{f"int{bits}": f"INT{bits}" for bits in (8, 16, 32, 64)},
     **{f"uint{bits}": f"UINT{bits}" for bits in (8, 16, 32, 64)},
 }
-"""TensorFlow's name -> the protocol's."""
+"""TensorFlow's name of a dtype -> the protocol's name."""
 
 _DTYPES = {datatype: dtype for dtype, datatype in DATATYPES.items()}
 
@@ -51,10 +52,10 @@ class TensorMetadata:
     """Its name."""
 
     datatype: str
-    """The protocol's name of its type."""
+    """The protocol's name of its dtype."""
 
     shape: tuple[int, ...]
-    """The length of each axis, -1 if it varies."""
+    """The length of each axis; -1: variable."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,14 +69,14 @@ class ModelMetadata:
     """The versions that can be called."""
 
     inputs: tuple[TensorMetadata, ...]
-    """The inputs of the default signature, or of the only one."""
+    """The inputs of the default signature; of the only signature if the model has no default one."""
 
     outputs: tuple[TensorMetadata, ...]
-    """The outputs, as `inputs`."""
+    """The outputs of the same signature."""
 
 
 def spec_of(name: str, version: str) -> ModelSpec:
-    """The requested model, with the newest version if the request names none.
+    """Return the requested model and version; without a version, the newest one will answer.
 
     Raises:
         ServeError: the name is missing, or the version is not a number.
@@ -92,7 +93,7 @@ def spec_of(name: str, version: str) -> ModelSpec:
 
 
 def is_ready(plane: DataPlane, spec: ModelSpec) -> bool:
-    """Whether a model, or its given version, can be called."""
+    """Whether a model can be called; if a version is given, whether this version can."""
     try:
         return any(one.state is State.AVAILABLE for one in plane.status(spec))
     except ServeError:
@@ -100,7 +101,7 @@ def is_ready(plane: DataPlane, spec: ModelSpec) -> bool:
 
 
 def model_metadata(plane: DataPlane, spec: ModelSpec) -> ModelMetadata:
-    """What a client must know to call a model.
+    """Return the model's versions, inputs and outputs as the protocol describes them.
 
     Raises:
         ServeError: the model cannot be called.
@@ -117,13 +118,13 @@ def model_metadata(plane: DataPlane, spec: ModelSpec) -> ModelMetadata:
     )
 
 
-def ask(
+def call_model(
     plane: DataPlane,
     spec: ModelSpec,
     read_inputs: Callable[[Signature], Tensors],
     *,
     parameters: Mapping[str, Any],
-    wanted: Sequence[str],
+    requested: Sequence[str],
     entrypoint: str,
     deadline: Deadline,
 ) -> PredictResponse:
@@ -133,8 +134,8 @@ def ask(
         plane: Answers the request.
         spec: The model.
         read_inputs: Reads the inputs according to the signature.
-        parameters: Those of the request.
-        wanted: The outputs by name; all if empty.
+        parameters: The parameters of the request.
+        requested: Names of the requested outputs; empty: all outputs.
         entrypoint: "REST" or "GRPC".
         deadline: How long the client waits.
 
@@ -143,15 +144,17 @@ def ask(
     """
     signature = parameters.get(SIGNATURE_PARAMETER, "")
     if not isinstance(signature, str):
-        raise invalid(f"the parameter {SIGNATURE_PARAMETER} must be a text")
+        raise invalid(f"the parameter {SIGNATURE_PARAMETER} must be a string")
     if parameters.get("sequence_id"):
-        raise invalid("no model here keeps a sequence; leave the parameter sequence_id out")
+        raise invalid(
+            "this server keeps no state of sequences; leave out the parameter sequence_id"
+        )
     return plane.predict(
         PredictRequest(
             model=spec,
             read_inputs=read_inputs,
             signature=signature,
-            output_filter=tuple(wanted),
+            output_filter=tuple(requested),
             entrypoint=entrypoint,
             deadline=deadline,
         )
@@ -159,7 +162,7 @@ def ask(
 
 
 def dtype_of(datatype: Any, *, name: str) -> str:
-    """TensorFlow's name of a type.
+    """Return TensorFlow's name of one of the protocol's dtypes.
 
     Raises:
         UserError: the type is unknown.
@@ -173,7 +176,7 @@ def dtype_of(datatype: Any, *, name: str) -> str:
 
 
 def datatype_of(array: Any, *, name: str) -> str:
-    """The protocol's name of an output's type.
+    """Return the protocol's name of an output's dtype.
 
     Raises:
         UserError: the protocol does not have the type.

@@ -1,4 +1,4 @@
-"""What the server does, without a protocol: REST and gRPC only convert requests and answers."""
+"""Answers requests independently of the protocol: REST and gRPC only convert requests and answers."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ from stoker.serve.servables.servable import State
 _log = logging.getLogger(__name__)
 
 _RELOAD_S = 600.0
-"""Longest wait for the models of a new configuration; a large one loads for minutes."""
+"""Maximum wait for the models of a new configuration, seconds; a large model takes minutes to load."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +64,7 @@ class Counted:
 
     model_name: str
     api: str
-    """Name of the call: TensorFlow Serving's over gRPC, the method in the path over REST."""
+    """Name of the call: over gRPC, TensorFlow Serving's name; over REST, the method in the path."""
 
     entrypoint: str
 
@@ -81,7 +81,7 @@ class DataPlane:
         allow_unavailable_labels: bool = False,
         tensor_content: bool = False,
     ) -> None:
-        """Args: models: what is served; metrics: the counts; the others as in `ServeConfig`."""
+        """Args: models: the served models; metrics: the metrics to update; other arguments: see `ServeConfig`."""
         self.allow_unavailable_labels = allow_unavailable_labels
         self.tensor_content = tensor_content
         self.models = models
@@ -125,7 +125,7 @@ class DataPlane:
             return response
 
     def route(self, spec: ModelSpec, headers: Headers) -> Route | None:
-        """Return where a rollout sends a request; None: to the version that it names, or the newest.
+        """Return where a rollout sends a request; None: no rollout decides, so the named or the newest version answers.
 
         Every request of every protocol is routed here, once.
 
@@ -151,8 +151,8 @@ class DataPlane:
             read_inputs: Returns the rows of all requests, concatenated.
 
         Returns:
-            None if each request must use `predict`: the run would take long, the
-            model is busy, or one of the requests is invalid.
+            The run; None if each request must use `predict`, because the run would take long, the model is busy, or one
+            of the requests is invalid.
         """
         model, name = joined.model, joined.signature or DEFAULT_SIGNATURE
         if self.on_answered is not None and self.models.request_log_of(model.name) is not None:
@@ -165,12 +165,14 @@ class DataPlane:
             return None
         try:
             compared = joined.routes[0].compared if joined.routes else ()
-            is_quick = batcher.is_quick(name, least_runs=PROVEN_RUNS if compared else 0)
+            is_quick = batcher.is_quick(name, min_runs=PROVEN_RUNS if compared else 0)
             if compared and is_quick:
                 proven = self._proven[model.name, name]
                 proven.add(servable.version)
                 is_quick = proven.issuperset(compared)
-            elif compared and (model.name, name) in self._proven:  # no series for invented names
+            elif (
+                compared and (model.name, name) in self._proven
+            ):  # known names only: a client could invent any number of others
                 self._proven[model.name, name].discard(servable.version)
             if not is_quick:
                 return None
@@ -200,11 +202,12 @@ class DataPlane:
         if joined.routes:
             route = joined.routes[0]
             route.answered(joined, run.outputs, run.ended_s)
-            if not route.counts and self.router is not None:  # as all in a shadow stage
+            # In a shadow stage, requests may have to be copied.
+            if not route.counts and self.router is not None:
                 self._copies.of_run(self.router, joined, run)
 
-    def most_rows(self, model: ModelSpec) -> int:
-        """The most rows of one run of a model; 0 if it is not loaded."""
+    def max_rows(self, model: ModelSpec) -> int:
+        """Maximum number of rows of a run of a model; 0 if the model is not loaded."""
         try:
             with self.models.get(model.name, model.version).use(
                 model.version, label=model.label
@@ -214,7 +217,7 @@ class DataPlane:
             return 0
 
     def infer(self, request: InferRequest) -> InferResponse:
-        """Classify, regress, or both, by one version of a model.
+        """Run the tasks of a request (classify, regress, or both) with one version of a model.
 
         Raises:
             ServeError: the request cannot be answered; the code says whose fault that is.
@@ -238,7 +241,7 @@ class DataPlane:
             return response
 
     def status(self, spec: ModelSpec) -> list[VersionStatus]:
-        """The states of a model's versions, newest first; of one if the spec names one.
+        """Return the states of a model's versions, newest first; only one state if the spec names a version.
 
         Raises:
             ServeError: the model has no such version.
@@ -256,7 +259,7 @@ class DataPlane:
         return [VersionStatus(version=v, state=s, reason=r) for v, s, r in found]
 
     def signatures(self, spec: ModelSpec) -> Mapping[str, Signature]:
-        """How a version can be called, by the signature's name; at least one.
+        """Return the signatures of a version by name; at least one.
 
         Raises:
             ServeError: no such version is loaded.
@@ -265,7 +268,7 @@ class DataPlane:
             return model.signatures
 
     def metadata(self, spec: ModelSpec) -> Metadata:
-        """The signatures of a version.
+        """Return the signatures of a version as TensorFlow's `SignatureDef`s.
 
         Raises:
             ServeError: no such version is loaded.
@@ -275,11 +278,11 @@ class DataPlane:
             return Metadata(model=found, signature_defs=model.signature_defs)
 
     def reload(self, configs: Sequence[ModelConfig], *, deadline: Deadline) -> None:
-        """Serve exactly these models, once all of them can be called.
+        """Replace the configuration of the served models; return when all models can be called.
 
         Raises:
-            ServeError: a repository is served, a model cannot be loaded, or a label moved to a
-                version that is not.
+            ServeError: a repository is served, a model cannot be loaded, or a label would move to a version that is not
+                loaded.
         """
         if self.models.root is not None:
             raise ServeError(
@@ -297,7 +300,7 @@ class DataPlane:
             )
 
     def _check_log(self, config: ModelConfig) -> None:
-        """Refuse logging: a client must not choose which files are written."""
+        """Refuse a request log that differs from the current one: a client must not choose which files are written."""
         if config.request_log not in (None, self.models.request_log_of(config.name)):
             raise ServeError(
                 Code.FAILED_PRECONDITION,
@@ -305,9 +308,9 @@ class DataPlane:
             )
 
     def unready(self) -> str:
-        """Why requests should go elsewhere; empty when the server is ready."""
+        """Return why the server is not ready for requests; empty: it is ready."""
         if self._draining:
-            return "the server is ending"
+            return "the server shuts down"
         waits = self.models.waiting_for()
         if not waits:
             self._was_ready = True
@@ -317,11 +320,11 @@ class DataPlane:
 
     @property
     def draining(self) -> bool:
-        """Whether the server is ending, so that clients should turn away."""
+        """Whether the server shuts down, so that clients should use another server."""
         return self._draining
 
     def drain(self) -> None:
-        """Stop being ready; requests are still answered."""
+        """Report the server as not ready from now on; requests are still answered."""
         self._draining = True
 
     def _routed(self, spec: ModelSpec, record: RequestRecord) -> ModelSpec:
@@ -330,7 +333,7 @@ class DataPlane:
         if route is None:
             return spec
         versions = self.models.get(spec.name)
-        # A user is in an A/B test only once all arms are loaded, or those that load faster would get more users.
+        # A user enters an A/B test only once all arms are loaded. Else, arms that load faster would get more users.
         needed = route.compared if route.test else (route.version,)
         if all(map(versions.serves, needed)):
             record.route = route
@@ -339,10 +342,10 @@ class DataPlane:
         record.route = None
         if versions.serves(route.otherwise):
             return ModelSpec(name=spec.name, version=route.otherwise)
-        return spec  # both are still loading: the newest loaded version answers
+        return spec  # neither version is loaded yet: the newest loaded version answers
 
     def running(self) -> list[RunningRequest]:
-        """The unanswered requests that a rollout sent to a version."""
+        """Return the requests in progress that a rollout sent to a version."""
         now_s = time.monotonic()
         return [
             RunningRequest(model=each.model, route=each.route, took_s=now_s - each.began_s)
@@ -397,7 +400,7 @@ class DataPlane:
     def _sample(self, model: str, version: int, signature: str, inputs: Tensors) -> None:
         """Pass the inputs to the comparison with the training data.
 
-        Besides the default signature, only those that take Examples need have raw columns in them.
+        Only inputs of the default signature, and of signatures that take Examples, certainly have raw columns.
         """
         if self.quality is None:
             return
@@ -407,9 +410,9 @@ class DataPlane:
     def _infer(self, model: Batcher, request: InferRequest, task: Task, api: str) -> Inferred:
         definition = model.signature_defs.get(task.signature)
         if definition is None:
-            said = "Requested signature not found in model graph" if api == _SEVERAL else ""
-            said = said or "No signature was found with the name"
-            raise ServeError(Code.INVALID_ARGUMENT, f"{said}: {task.signature}")
+            message = "Requested signature not found in model graph" if api == _SEVERAL else ""
+            message = message or "No signature was found with the name"
+            raise ServeError(Code.INVALID_ARGUMENT, f"{message}: {task.signature}")
         check_signature(task, definition, by_name=self.check_method_names)
         rows = joined_examples(request.examples, context=request.context)
         outputs = self._call(model, task.signature, {INPUT: rows}, request, api=api)
@@ -425,7 +428,7 @@ class DataPlane:
     def _answering(
         self, entrypoint: str, record: RequestRecord, count: Counted | None
     ) -> Iterator[None]:
-        """Turn an exception of a request into a `ServeError`, and record how it ended."""
+        """Turn an exception into a `ServeError`, and record how the request ended."""
         begun_s, waited_s, code = time.monotonic(), take_waited_s(), Code.OK
         try:
             with (
@@ -440,7 +443,7 @@ class DataPlane:
             took_s = time.monotonic() - begun_s
             record.code = code.name
             if record.version is not None or record.model in self.models.names():
-                # An objective is on what clients see; the model's own time says nothing of a full server.
+                # Includes the wait for a thread: objectives cover the latency that clients see, even of a full server.
                 self._versions.count(record.model, record.version, code, took_s=waited_s + took_s)
             if self.router is not None and record.route is not None:
                 self._routed_now.pop(id(record), None)
@@ -459,21 +462,21 @@ class DataPlane:
         """Count a request that was refused before it was read.
 
         Args:
-            model: The model that it names; empty: unknown.
-            entrypoint: Its protocol.
-            code: Why.
+            model: The model that the request names; empty: unknown.
+            entrypoint: The protocol of the request.
+            code: The code of the refusal.
         """
         self.count(Counted(model, "", entrypoint), code, took_s=0.0)
         if model in self.models.names():
             self._versions.count(model, None, code, took_s=0.0)
 
     def count(self, request: Counted, code: Code, *, took_s: float) -> None:
-        """Count a finished request: its status, and the time if it succeeded.
+        """Count a finished request by its status; if it succeeded, also record its duration.
 
         Args:
-            request: The model that it names, and its call; a name may be empty.
-            code: How it ended.
-            took_s: Its duration, seconds.
+            request: The labels of the request; a name may be empty.
+            code: How the request ended.
+            took_s: Duration of the request, seconds.
         """
         name = request.model_name
         if name and name not in self.models.names():
@@ -489,7 +492,7 @@ _SEVERAL = "MultiInference"
 
 
 def _api(tasks: Sequence[Task]) -> str:
-    """TensorFlow Serving's name of the call, for its metrics."""
+    """Return TensorFlow Serving's name of the call, a label of the metrics."""
     if len(tasks) > 1:
         return _SEVERAL
     return "Classify" if tasks[0].method == CLASSIFY else "Regress"
@@ -497,7 +500,7 @@ def _api(tasks: Sequence[Task]) -> str:
 
 @contextmanager
 def _as_serve_error() -> Iterator[None]:
-    """Convert an exception to an error with a code; the only place that does so."""
+    """Convert any exception to a `ServeError`. The only place that does so."""
     try:
         yield
     except ServeError:
@@ -509,17 +512,22 @@ def _as_serve_error() -> Iterator[None]:
         raise ServeError(Code.RESOURCE_EXHAUSTED, first_line(error)) from error
     except tf.errors.OpError as error:
         _log.exception("the model failed")
-        # A variable or table without content is the model's fault, but this code is HTTP's 400.
+        # A variable or table without content is the model's fault, but FAILED_PRECONDITION would become HTTP 400.
         is_incomplete = isinstance(error, tf.errors.FailedPreconditionError)
         code = Code.INTERNAL if is_incomplete else Code(error.error_code)
-        raise ServeError(code, "the model failed; the log says how") from error
+        raise ServeError(code, "the model failed; see the server's log") from error
     except Exception as error:
-        _log.exception("a request met a bug")
-        raise ServeError(Code.INTERNAL, "the server has a bug; its log says more") from error
+        _log.exception("a request failed because of a bug in the server")
+        raise ServeError(
+            Code.INTERNAL, "the request failed because of a bug in the server; see its log"
+        ) from error
 
 
 def _check_filter(signature: Signature, wanted: tuple[str, ...]) -> None:
-    """Source: TensorFlow Serving, `predict_util.cc`, for the texts and their order."""
+    """Raise if a name is not an output, or is repeated.
+
+    Source of messages and order: TensorFlow Serving, `predict_util.cc`.
+    """
     for number, name in enumerate(wanted):
         if name not in signature.outputs:
             known = ",".join(sorted(signature.outputs))

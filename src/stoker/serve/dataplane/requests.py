@@ -1,4 +1,4 @@
-"""The messages of the dataplane, which REST and gRPC convert to and from."""
+"""The requests and answers of the dataplane; REST and gRPC convert theirs to and from these."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ class ModelSpec:
     """The model's name."""
 
     version: int | None = None
-    """One version, the newest if None."""
+    """The requested version; None: the newest."""
 
     label: str | None = None
-    """The version that has this label; not together with `version`."""
+    """Label of the requested version; None if `version` is given."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +40,10 @@ class PredictRequest:
     """The requested model."""
 
     read_inputs: Callable[[Signature], Tensors]
-    """Input name -> array, read according to the signature of the version that answers."""
+    """Returns input name -> array, given the signature of the version that answers."""
 
     signature: str = ""
-    """The signature's name, `serving_default` if empty."""
+    """The signature's name; empty: `serving_default`."""
 
     output_filter: tuple[str, ...] = ()
     """The requested outputs; empty: all."""
@@ -52,7 +52,7 @@ class PredictRequest:
     """The protocol of the request, for the metrics: "REST" or "GRPC"."""
 
     is_counted: bool = False
-    """Whether the protocol counts it in the metrics, even if it never reaches a model."""
+    """Whether the REST or gRPC code counts the request in the metrics, so that the dataplane must not."""
 
     deadline: Deadline = field(default_factory=Deadline)
     """How long the client waits."""
@@ -80,19 +80,19 @@ class InferRequest:
     """The requested model."""
 
     tasks: Sequence[Task]
-    """The tasks, at least one; each signature once."""
+    """The tasks, at least one; their signatures differ."""
 
     examples: Sequence[bytes]
     """Serialized `tf.train.Example`s, one per row."""
 
     context: bytes = b""
-    """A serialized Example whose features every row has as well."""
+    """A serialized Example whose features are added to every row."""
 
     entrypoint: str = ""
     """The protocol of the request."""
 
     is_counted: bool = False
-    """Whether the protocol counts it in the metrics, even if it never reaches a model."""
+    """Whether the REST or gRPC code counts the request in the metrics, so that the dataplane must not."""
 
     deadline: Deadline = field(default_factory=Deadline)
     """How long the client waits."""
@@ -106,7 +106,7 @@ class InferResponse:
     """The model with the version that answered."""
 
     results: Sequence[Inferred]
-    """In the order of the tasks."""
+    """The results, in the order of the tasks."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -114,7 +114,7 @@ class Answered:
     """A request with its answer, for the log of requests."""
 
     log: RequestLogConfig
-    """Which requests are logged, and where."""
+    """The settings of the model's request log."""
 
     response: PredictResponse | InferResponse
     """The answer."""
@@ -126,7 +126,7 @@ class Answered:
     """Examples of a Classify or Regress request."""
 
     context: bytes = b""
-    """The features that all Examples have."""
+    """A serialized Example whose features are added to every Example."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -140,7 +140,7 @@ class VersionStatus:
     """Its state."""
 
     reason: str
-    """Why it ended; empty without an error."""
+    """The error that ended it; empty: no error."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -148,7 +148,7 @@ class Metadata:
     """How a version can be called."""
 
     model: ModelSpec
-    """The model with the version that was found."""
+    """The model with the version that the request selected."""
 
     signature_defs: Mapping[str, Any]
     """Signature name -> TensorFlow's `SignatureDef`."""

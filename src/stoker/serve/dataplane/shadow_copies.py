@@ -1,4 +1,4 @@
-"""Copies of calls for a version in shadow: made where inputs are decoded, and counted."""
+"""Copies requests for a version in shadow, after their inputs were decoded, and counts the copies."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopiedCall:
-    """A call that another version of the model must repeat."""
+    """A model call that another version must repeat."""
 
     model: str
     """The model's name."""
@@ -32,26 +32,26 @@ class CopiedCall:
 
 
 class Copies:
-    """Passes calls to a router that wants copies; thread-safe."""
+    """Passes copies of calls to the router; thread-safe."""
 
     def __init__(self, metrics: ServeMetrics) -> None:
-        """Args: metrics: the counts, which also show whether requests wait."""
+        """Args: metrics: counts the copies; also shows whether requests wait."""
         self._metrics = metrics
         self._cores = usable_cores()
 
     def call(
         self, router: Router, route: Route, call: CopiedCall, run: Callable[[], Tensors]
     ) -> Tensors:
-        """Make a call, and pass on a copy of it with its answer.
+        """Make a call, and pass a copy of the call and its answer to the router.
 
         Args:
-            router: receives the copies.
-            route: where the request went.
-            call: the call to make.
-            run: calls the model.
+            router: Receives the copy.
+            route: Where the rollout sent the request.
+            call: The call to copy.
+            run: Makes the call.
 
         Raises:
-            Exception: what the call raised. An error of the model is copied too.
+            Exception: the error that the call raised; an error of the model is copied, too.
         """
         began_s = time.monotonic()
         try:
@@ -65,14 +65,14 @@ class Copies:
         return outputs
 
     def of_run(self, router: Router, joined: JoinedRequests, run: JoinedRun) -> None:
-        """Hand over copies of the requests of a run in the event loop whose routes say so."""
+        """Pass copies of the requests of a run in the event loop to the router, if their routes require it."""
         first = 0
         for route, size in zip(joined.routes, joined.sizes or (None,), strict=True):
             if route.copied:
                 inputs, outputs = run.inputs, run.outputs
                 if (
                     size is not None
-                ):  # one request of several; an output of a lone one may be a scalar
+                ):  # several requests; the output of a single request may be a scalar
                     rows = slice(first, first + size)
                     inputs = {name: array[rows] for name, array in inputs.items()}
                     outputs = {name: array[rows] for name, array in outputs.items()}
@@ -91,7 +91,7 @@ class Copies:
         model, version = (
             call.model,
             route.version,
-        )  # the function must not keep the arrays of the call
+        )  # so that the function below does not keep the call's arrays in memory
         copy = RequestCopy(
             signature=call.signature,
             inputs=call.inputs,
@@ -103,10 +103,10 @@ class Copies:
         try:
             router.copy(call.model, route, copy)
         except Exception:  # noqa: BLE001 - the answer exists, and goes to the client
-            _log.exception("a request of %s cannot be copied", call.model)
+            _log.exception("a request to %s cannot be copied", call.model)
 
     def _primary_waits(self) -> bool:
-        """Whether a request is in a queue, or more are being answered than there are cores."""
+        """Whether a request waits in a queue, or more requests are in progress than there are cores."""
         metrics = self._metrics
         return metrics.queued_requests.total() > 0 or (
             metrics.requests_under_way.total() > self._cores

@@ -1,1 +1,1 @@
-"""gRPC with TensorFlow Serving's services; only converts."""
+"""The gRPC services, as TensorFlow Serving defines them: convert messages to and from the dataplane's."""

@@ -1,4 +1,4 @@
-"""What all gRPC calls share: the key check, a deadline, a status, and a line in the access log."""
+"""The parts that all gRPC calls share: key check, deadline, status, and a line in the access log."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from stoker.serve.request_record import VERSION_HEADER, RequestRecord
 from stoker.serve.security.auth import Keys, Role
 
 _MAX_DETAILS = 2000
-"""Longest status message; gRPC has 8 KiB for all trailers."""
+"""Maximum number of characters of a status message; gRPC allows 8 KiB for all trailers."""
 
 _STATUS_CODES = {code.value[0]: code for code in grpc.StatusCode}
 
@@ -37,7 +37,7 @@ _ADMIN = (
     "/tensorflow.serving.ModelService/HandleReloadConfigRequest",
     "/tensorflow.ProfilerService/",
 )
-"""Methods that load other files, or slow the server down and show how it works."""
+"""Methods that need the role admin: they load other models, or slow the server down and reveal its internals."""
 
 _log = logging.getLogger(__name__)
 
@@ -61,7 +61,7 @@ class Calls:
     """Starts and ends every call in the same way."""
 
     def __init__(self, *, access_log: AccessLog | None, keys: Keys | None) -> None:
-        """Args: access_log: gets a line for each call; keys: for the name of a call's key."""
+        """Args: access_log: gets a line for each call; keys: the API keys, for the name of a call's key in the log."""
         self._access_log = access_log
         self._keys = keys
 
@@ -72,12 +72,12 @@ class Calls:
 
     @contextmanager
     def call(self, context: grpc.ServicerContext, method: str, request: Any) -> Iterator[Call]:
-        """Run a call. An error inside becomes its status by `context.abort`, which raises.
+        """Run the `with` block as a call. An error in it becomes the call's status by `context.abort`, which raises.
 
         Args:
             context: The context of gRPC.
-            method: The name of the call.
-            request: Its message, or the size of one that was not parsed.
+            method: The name of the method.
+            request: The request message; its size in bytes if it was not parsed.
         """
         call = Call(deadline=_deadline_of(context))
         failed: Exception | None = None
@@ -100,7 +100,7 @@ class Calls:
 
         Args:
             plane: The dataplane.
-            method: The name of the call.
+            method: The name of the method.
             answer: Returns the response message.
         """
 
@@ -125,11 +125,11 @@ class Calls:
 
         Args:
             context: The context of gRPC.
-            method: The name of the call.
+            method: The name of the method.
             request: As in `call`.
-            response: The response message, None without one.
-            record: What is known of the call.
-            code: Its status.
+            response: The response message; None: no response.
+            record: Facts about the call.
+            code: The status of the call.
         """
         if self._access_log is None:
             return
@@ -149,7 +149,7 @@ class Calls:
         self._access_log.add(entry)
 
     def check_key(self, continuation: Callable[[Any], Any], details: Any) -> Any:
-        """Return the handler of a call, or one that refuses it; an interceptor of the server.
+        """Return the handler of a call, or a handler that refuses it. An interceptor of the server.
 
         Args:
             continuation: Returns the handler.
@@ -173,7 +173,7 @@ class Calls:
 
 
 def name_version(context: grpc.ServicerContext, version: int) -> None:
-    """Name the version that answered in a call's trailing metadata."""
+    """Add the number of the version that answered to a call's trailing metadata."""
     context.set_trailing_metadata(((VERSION_HEADER, str(version)),))
 
 
@@ -189,12 +189,12 @@ def _status_of(error: Exception | None) -> tuple[Code, str]:
         return error.code, error.message
     if isinstance(error, UserError):
         return Code.INVALID_ARGUMENT, error.line()[:_MAX_DETAILS]
-    _log.error("a call failed by a bug", exc_info=error)
-    return Code.INTERNAL, "the server has a bug; its log says more"
+    _log.error("a call failed because of a bug in the server", exc_info=error)
+    return Code.INTERNAL, "the request failed because of a bug in the server; see its log"
 
 
 def value_of(context: grpc.ServicerContext, wanted: str) -> bytes | None:
-    """Return the last value of a metadata key, None if there is none."""
+    """Return the last value of a metadata key; None if the key is missing."""
     found: bytes | None = None
     for name, value in context.invocation_metadata():
         if name == wanted:
@@ -203,7 +203,7 @@ def value_of(context: grpc.ServicerContext, wanted: str) -> bytes | None:
 
 
 def _deadline_of(context: grpc.ServicerContext) -> Deadline:
-    """Return the call's deadline, which is over when the client cancels or disconnects."""
+    """Return the call's deadline, which is cancelled when the client cancels or disconnects."""
     left_s = context.time_remaining()
     deadline = Deadline(math.inf if left_s is None else left_s)
     deadline.record.headers = functools.partial(value_of, context)

@@ -1,7 +1,7 @@
-"""Services and messages that no installed package has generated code for, described in a short notation.
+"""Services and messages for which no installed package has generated code, described in a short notation.
 
-Each service has a descriptor pool of its own: a client library in the same process may register the same
-names.
+Each service has a descriptor pool of its own, because a client library in the same process may register the same names
+in the default pool.
 """
 
 from __future__ import annotations
@@ -23,19 +23,19 @@ class Description:
     """Its full name."""
 
     pool: descriptor_pool.DescriptorPool
-    """The descriptor pool of both."""
+    """The descriptor pool of the service and its messages."""
 
     messages: Mapping[str, Any]
-    """The class of each message by its name, nested messages included."""
+    """Message name -> its class, nested messages included."""
 
 
 def _described(service: str, messages: Mapping[str, str], *, file_name: str) -> Description:
     """Return a service and its message classes.
 
     Args:
-        service: Its full name. Each message `XRequest` needs an `XResponse`; they belong to the method `X`.
+        service: Full name of the service. Messages `XRequest` and `XResponse` define its method `X`.
         messages: Message -> its fields, as `describe_messages` takes them.
-        file_name: The name of the .proto file that would describe them.
+        file_name: Name of the .proto file that would describe the service.
     """
     package, _, service_name = service.rpartition(".")
     file = describe_messages(package, messages, file_name=file_name, oneof="parameter_choice")
@@ -125,7 +125,7 @@ PROFILER = _described(
     },
     file_name="stoker/serve/grpc/profiler_service.proto",
 )
-"""TensorFlow's profiler service, without the fields that only the profiler of a TPU reads.
+"""TensorFlow's profiler service, without fields that only the profiler of TPUs reads.
 
 Source: openxla/xla, `profiler_service.proto`.
 """

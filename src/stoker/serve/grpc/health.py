@@ -16,20 +16,20 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from stoker.serve.dataplane.plane import DataPlane
 
 SERVICES = ("tensorflow.serving.PredictionService", "tensorflow.serving.ModelService")
-"""Services that have the health of the whole server."""
+"""Services whose health is the health of the whole server."""
 
 _MAX_NAME = 256
-"""Longest name that can be watched; folders of models cannot have a longer one."""
+"""Maximum number of characters of a name that can be watched; the folder of a model cannot have a longer name."""
 
 _MAX_LISTED = 100
-"""Most services that `List` returns; grpc-go's limit."""
+"""Maximum number of services that `List` returns; grpc-go's limit."""
 
 
 class Health:
     """The health service; `refresh` updates it."""
 
     def __init__(self, plane: DataPlane) -> None:
-        """Args: plane: its readiness is the health of the server."""
+        """Args: plane: the dataplane, whose readiness is the health of the server."""
         self._plane = plane
         self._servicer = _Health()
         self._known: set[str] = set()
@@ -66,7 +66,7 @@ Send = Callable[[Any], None]
 
 
 class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the package has no types
-    """The service; the servicer of grpcio's package keeps every name that was ever watched."""
+    """The service. Unlike the servicer of grpcio's package, it does not keep every name that was ever watched."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -79,7 +79,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
             if self._statuses.get(service) == status:
                 return
             self._statuses[service] = status
-            # Under the lock, so that no watcher gets an older status later.
+            # Sent under the lock, so that a watcher cannot get an older status after a newer one.
             for send in self._sends.get(service, ()):
                 send(health_pb2.HealthCheckResponse(status=status))
 
@@ -130,7 +130,7 @@ class _Health(health_pb2_grpc.HealthServicer):  # type: ignore[misc] # the packa
         if not context.add_callback(functools.partial(self._forget, service, send)):
             self._forget(service, send)
 
-    # A watching client holds no thread: changes reach it by `send`.
+    # grpcio's mark of a handler that holds no thread while a client watches: `send` sends the changes.
     Watch.experimental_non_blocking = True  # type: ignore[attr-defined] # as grpcio marks it
 
     def _forget(self, service: str, send: Send) -> None:

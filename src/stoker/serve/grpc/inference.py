@@ -51,7 +51,7 @@ def spec_proto(spec: ModelSpec, signature: str) -> model_pb2.ModelSpec:
 
 
 def fill_spec(proto: model_pb2.ModelSpec, spec: ModelSpec, signature: str) -> None:
-    """Fill an empty message as `spec_proto` does."""
+    """Fill an empty message with the fields that `spec_proto` sets."""
     proto.name, proto.signature_name = spec.name, signature
     if spec.version is not None:
         proto.version.value = spec.version
@@ -99,7 +99,7 @@ def multi_inference(
 
 
 def _tasks(request: inference_pb2.MultiInferenceRequest) -> list[Task]:
-    """Source: TensorFlow Serving, `multi_inference.cc`, for the checks and their order."""
+    """Return the tasks of a request. Source of the checks and their order: TensorFlow Serving, `multi_inference.cc`."""
     if not request.tasks:
         raise _invalid("ModelSpec has no name specified.")
     tasks: list[Task] = []

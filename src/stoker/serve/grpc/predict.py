@@ -1,4 +1,4 @@
-"""Predict: converts its messages to and from the dataplane's, and answers small calls in the event loop."""
+"""Predict over gRPC: converts messages to and from the dataplane's, and answers small calls in the event loop."""
 
 from __future__ import annotations
 
@@ -27,17 +27,17 @@ from stoker.serve.routing import Route
 from stoker.serve.tensor_protos import fill, to_array
 
 PREDICT = "/tensorflow.serving.PredictionService/Predict"
-"""The call."""
+"""Full name of the gRPC method."""
 
 
 def read_inputs(request: predict_pb2.PredictRequest, signature: Signature) -> Tensors:
-    """The tensors of a request, with the signature's defaults for missing ones.
+    """Return the tensors of a request, with the signature's defaults for missing tensors.
 
     Raises:
         UserError: a tensor is damaged.
         ServeError: a tensor is missing, or is not an input of the signature.
 
-    Source: TensorFlow Serving, `predict_util.cc`, and TensorFlow, `saved_model/util.cc`, for the texts.
+    Source of the messages: TensorFlow Serving, `predict_util.cc`, and TensorFlow, `saved_model/util.cc`.
     """
     if request.inputs.keys() != signature.inputs.keys():
         _check_number(set(request.inputs), signature)
@@ -83,10 +83,10 @@ def _invalid(message: str) -> ServeError:
 def response_of(
     model: ModelSpec, signature: str, outputs: Tensors, *, as_content: bool = False
 ) -> predict_pb2.PredictResponse:
-    """The answer as a message; with `as_content`, its numbers as bytes.
+    """Return the response message; with `as_content`, numbers are sent as bytes (`tensor_content`).
 
     Raises:
-        UserError: an output has a dtype that no field holds.
+        UserError: the protocol has no field for the dtype of an output.
     """
     response = predict_pb2.PredictResponse()
     fill_spec(response.model_spec, model, signature)
@@ -96,13 +96,13 @@ def response_of(
 
 
 Alike = tuple[ModelSpec, bool, str, tuple[tuple[str, str, tuple[int, ...]], ...]]
-"""What calls must have in common to be answered by one run: the model, whether a rollout chose its version, the
+"""The properties that calls must share to be answered by one run: the model, whether a rollout chose its version, the
 signature, and each input's name, dtype and shape of a row."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Small:
-    """One call."""
+    """One small call."""
 
     number: int
     """Its index among the calls that arrived together."""
@@ -118,17 +118,17 @@ class _Small:
 
 
 class InlineGrpcPredict:
-    """Small calls, answered in the event loop: similar calls that arrive in one turn share one run."""
+    """Answers small calls in the event loop. Similar calls that arrive together share one run."""
 
     def __init__(self, plane: DataPlane, calls: Calls) -> None:
-        """Args: plane: answers the calls; calls: records each of them."""
+        """Args: plane: runs the models; calls: writes the access log."""
         self._plane = plane
         self._calls = calls
 
     def answer(
         self, calls: Sequence[tuple[predict_pb2.PredictRequest, Context]]
     ) -> list[bytes | None]:
-        """Answer the calls whose model is quick and free; None for each that needs a thread."""
+        """Answer the calls whose model is quick and idle; return None for each call that needs a thread."""
         came_s = time.monotonic()
         answers: list[bytes | None] = [None] * len(calls)
         groups: dict[Alike, list[_Small]] = {}
@@ -174,13 +174,13 @@ class InlineGrpcPredict:
         """Group calls so that each group fits in one run."""
         if len(group) < MANY:
             return [group]
-        most = self._plane.most_rows(model)
-        return in_runs(group, lambda small: _rows(small.inputs), most=most)
+        max_rows = self._plane.max_rows(model)
+        return in_runs(group, lambda small: _rows(small.inputs), max_rows=max_rows)
 
     def _run(
         self, model: ModelSpec, signature: str, group: list[_Small], came_s: float
     ) -> list[bytes]:
-        """Answer a group with one run; return nothing if each call must run alone."""
+        """Answer a group with one run; return an empty list if each call must run alone."""
         inputs = [small.inputs for small in group]
         sizes = [_rows(each) for each in inputs] if len(group) > 1 else []
         if not all(sizes):
@@ -238,16 +238,16 @@ class InlineGrpcPredict:
 
 
 def _is_plain(request: predict_pb2.PredictRequest) -> bool:
-    """Whether the tensors are as large as they look: a single value may stand for millions."""
-    most = request.ByteSize()
+    """Whether no tensor has more values than the request has bytes: a single value may stand for millions."""
+    size = request.ByteSize()
     return all(
-        math.prod(dim.size for dim in proto.tensor_shape.dim) <= most
+        math.prod(dim.size for dim in proto.tensor_shape.dim) <= size
         for proto in request.inputs.values()
     )
 
 
 def _rows(inputs: Tensors) -> int:
-    """The number of rows of each input; 0 if they differ, or an input has no rows."""
+    """The number of rows of each input; 0 if the inputs differ in it, or have no rows."""
     sizes = {len(array) if array.ndim else 0 for array in inputs.values()}
     return next(iter(sizes)) if len(sizes) == 1 else 0
 
@@ -257,7 +257,7 @@ def _joined(inputs: Sequence[Tensors]) -> dict[str, np.ndarray[Any, Any]]:
 
 
 def _parted(outputs: Tensors, sizes: Sequence[int]) -> list[Tensors]:
-    """Split the outputs by call; nothing if an output has another number of rows than the inputs."""
+    """Split the outputs by call; return an empty list if an output does not have as many rows as the inputs."""
     if any(not array.ndim or len(array) != sum(sizes) for array in outputs.values()):
         return []
     ends = np.cumsum(sizes)

@@ -1,7 +1,7 @@
 """TensorFlow's profiler service: TensorBoard's "capture profile" on a running server.
 
-The response holds the trace, and the client writes it to a file. TensorFlow Serving writes it to the
-server's disk, to the folder that the client names; for a client on the same machine the path is the same.
+The response holds the trace, and the client writes it to a file. TensorFlow Serving writes it to the server's disk
+instead, into the folder that the client names. For a client on the same machine, the path is the same.
 
 Source: openxla/xla, `profiler_service_impl.cc`, `client/save_profile.cc`.
 """
@@ -23,20 +23,20 @@ from stoker.serve.grpc.calls import Calls
 from stoker.serve.grpc.descriptions import PROFILER
 
 _LONGEST_S = 60.0
-"""Longest trace, including the wait before it, seconds; a busy server records about 1 MB per second."""
+"""Maximum duration of a trace, including the wait before it, seconds; a busy server records about 1 MB per second."""
 
 _CHECK_S = 0.05
-"""Interval of the checks whether the call or the server has ended, seconds."""
+"""Seconds between two checks whether the call or the server has ended."""
 
 _FILE = "xplane.pb"
-"""The name of the client's file after its host name."""
+"""The name of the client's file, which follows the host name."""
 
 
 class ProfilerService:
     """Profiles this process, one trace at a time."""
 
     def __init__(self, plane: DataPlane, calls: Calls) -> None:
-        """Args: plane: knows when the server shuts down; calls: starts and ends calls."""
+        """Args: plane: reports when the server shuts down; calls: starts and ends calls."""
         self._plane = plane
         self._calls = calls
         self._profiling = threading.Lock()
@@ -59,20 +59,20 @@ class ProfilerService:
         )
 
     def Profile(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
-        """Trace TensorFlow for some time."""
+        """Trace TensorFlow for the requested duration."""
         with self._calls.call(context, "Profile", request) as call:
             call.response = self._profile(request, context)
         return call.response
 
     def Terminate(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
-        """End the trace of a session now; its caller gets the trace so far."""
+        """End the trace of a session now. The call that started it returns the trace so far."""
         with self._calls.call(context, "Terminate", request):
             if request.session_id == self._session:
                 self._terminated.set()
         return PROFILER.messages["TerminateResponse"]()
 
     def Monitor(self, request: Any, context: grpc.ServicerContext) -> Any:  # noqa: N802 - the protocol's name
-        """Refuse, like TensorFlow Serving: only TPUs support it."""
+        """Refuse the call, as TensorFlow Serving does: only TPUs support it."""
         with self._calls.call(context, "Monitor", request):
             raise ServeError(Code.UNIMPLEMENTED, "unimplemented.")
 
@@ -119,7 +119,7 @@ class ProfilerService:
         return response
 
     def _wait(self, seconds: float, context: grpc.ServicerContext) -> None:
-        """Wait, but no longer than the call, the server and the session last."""
+        """Wait, but only as long as the call, the server and the session last."""
         end_s = time.monotonic() + seconds
         while context.is_active() and not self._plane.draining:
             left_s = end_s - time.monotonic()
@@ -128,7 +128,7 @@ class ProfilerService:
 
 
 def _is_empty(data: bytes) -> bool:
-    """Return whether a trace has no events; then the client tries again."""
+    """Return whether a trace has no events. The response reports it, and the client then tries again."""
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
 
     space = xplane_pb2.XSpace.FromString(data)

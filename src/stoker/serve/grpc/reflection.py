@@ -1,4 +1,4 @@
-"""Reflection, for grpcurl and clients without generated code.
+"""The reflection service, for grpcurl and clients without generated code.
 
 Source: grpc/grpc, `reflection/v1alpha/reflection.proto` and `reflection/v1/reflection.proto`, which
 has the same messages in another package.
@@ -19,16 +19,16 @@ from tensorflow_serving.apis import model_service_pb2, prediction_service_pb2
 from stoker.serve.grpc.descriptions import OPEN_INFERENCE, PROFILER
 
 _TF_SERVING = (prediction_service_pb2, model_service_pb2)
-"""Modules that describe TensorFlow Serving's services; the modules of their stubs do not import them."""
+"""Modules that describe TensorFlow Serving's services. They are imported here, because the stubs do not import them."""
 
 _V1 = "grpc.reflection.v1.ServerReflection"
 """The service that newer clients call first; grpcio's package has the older name only."""
 
 _STREAMS = 2
-"""Most concurrent reflection streams: each holds one of the server's threads."""
+"""Maximum number of concurrent reflection streams; each stream holds one of the server's threads."""
 
 _STREAM_S = 30.0
-"""Longest reflection stream, seconds; grpcurl needs less than one."""
+"""Maximum duration of a reflection stream, seconds; grpcurl needs less than one second."""
 
 
 def add_reflection(server: grpc.Server, *, with_profiler: bool) -> None:
@@ -52,7 +52,10 @@ def add_reflection(server: grpc.Server, *, with_profiler: bool) -> None:
 
 
 def _v1_pool() -> descriptor_pool.DescriptorPool:
-    """Return the newer package, made from the older one; in the default pool it could clash with a library's."""
+    """Return a pool with the newer package, made from the older one.
+
+    In the default pool, it could clash with the package of a library.
+    """
     older, newer = (descriptor_pb2.FileDescriptorProto() for _ in range(2))
     reflection_pb2.DESCRIPTOR.CopyToProto(older)
     text_format.Parse(text_format.MessageToString(older).replace("v1alpha", "v1"), newer)
@@ -87,7 +90,7 @@ class _Pools:
 
 
 class _Reflection(reflection.ReflectionServicer):  # type: ignore[misc] # the package has no types
-    """Reflection that leaves threads to other calls: few concurrent streams, none for long."""
+    """Reflection with limits on the number and duration of streams, so that other calls get threads."""
 
     def __init__(self, names: Iterable[str], pools: _Pools) -> None:
         super().__init__(names, pools)

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's gRPC services, converted to and from the dataplane; and the server of all services."""
+"""TensorFlow Serving's gRPC services, which call the dataplane; and the server of all services."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def _status(
 def _reload(
     plane: DataPlane, request: model_management_pb2.ReloadConfigRequest, deadline: Deadline
 ) -> model_management_pb2.ReloadConfigResponse:
-    """Serve exactly the models of a request."""
+    """Replace the configuration of the served models by that of the request."""
     if request.config.WhichOneof("config") != "model_config_list":
         raise ServeError(
             Code.INVALID_ARGUMENT,
@@ -116,18 +116,18 @@ _HEALTH_METHODS = (
     "/grpc.health.v1.Health/Check",
     *(f"/{v2.SERVICE}/{name}" for name in ("ServerLive", "ServerReady", "ModelReady")),
 )
-"""Methods of health checks. They read a few fields, so an overloaded server answers them."""
+"""Methods of health checks. They only read a few fields, so even an overloaded server answers them."""
 
 
 def _count_refused(plane: DataPlane, message: Any) -> None:
-    """Count a call that the server had no capacity for, by the model that its message names."""
+    """Count a call that was refused because the server is overloaded, for the model that its message names."""
     spec = getattr(message, "model_spec", None)
     model = getattr(message, "model_name", "") if spec is None else spec.name
     plane.count_refused(model, "GRPC", Code.RESOURCE_EXHAUSTED)
 
 
 def _servicer(base: type, plane: DataPlane, calls: Calls, methods: Mapping[str, Any]) -> Any:
-    """Return a servicer of a generated base class whose methods run on the dataplane."""
+    """Return an object of a generated servicer class; its methods call the dataplane."""
     servicer = base()
     for name, answer in methods.items():
         setattr(servicer, name, calls.handler(plane, name, answer))
@@ -139,22 +139,22 @@ class GrpcOptions:
     """Sockets, limits and security of the gRPC server."""
 
     bound: socket.socket
-    """The bound socket to answer on."""
+    """The bound socket to listen on."""
 
     local: socket.socket | None = None
-    """A Unix socket to answer on as well, without TLS as in TensorFlow Serving; None for none."""
+    """A Unix socket to listen on as well, without TLS, as in TensorFlow Serving; None: none."""
 
     arguments: Mapping[str, str | int] = field(default_factory=dict)
     """gRPC's channel arguments, by name."""
 
     workers: int = 8
-    """Threads for handlers."""
+    """Number of threads for handlers."""
 
     max_in_flight: int = 1024
-    """Most concurrent calls; another gets RESOURCE_EXHAUSTED, unless it is a health check."""
+    """Maximum number of concurrent calls. A further call gets RESOURCE_EXHAUSTED, unless it is a health check."""
 
     max_held_bytes: int = 512 << 20
-    """Most bytes of messages held at once; another call gets RESOURCE_EXHAUSTED."""
+    """Maximum bytes of messages held at the same time. A call that would exceed it gets RESOURCE_EXHAUSTED."""
 
     limits: HttpLimits = field(default_factory=HttpLimits)
     """Limits of a connection."""
@@ -166,14 +166,14 @@ class GrpcOptions:
     """The certificates; None serves without TLS."""
 
     access_log: AccessLog | None = None
-    """Gets a line for each call; None for no log."""
+    """Gets a line for each call; None: no log."""
 
     profiler: bool = True
     """Whether TensorFlow's profiler service is registered."""
 
 
 def make_grpc_server(plane: DataPlane, health: Health, options: GrpcOptions) -> GrpcServer:
-    """Return a server of all services; it answers after `start`.
+    """Return a server with all services. It answers calls after `start`.
 
     Raises:
         ConfigError: a channel argument of gRPC is invalid.

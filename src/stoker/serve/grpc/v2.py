@@ -39,7 +39,7 @@ _CONTENTS = {
     "float64": "fp64_contents",
     "string": "bytes_contents",
 }
-"""The field of InferTensorContents for each dtype; 16-bit floats can only be sent as raw bytes."""
+"""Dtype -> its field of InferTensorContents. 16-bit floats have no field and can only be sent as raw bytes."""
 
 
 def add_service(plane: DataPlane, calls: Calls, server: grpc.Server) -> None:
@@ -95,7 +95,7 @@ def _infer(plane: DataPlane, request: Any, deadline: Deadline) -> Any:
         raise invalid(f"raw_input_contents must hold one for each of {len(request.inputs)} inputs")
     names = [tensor.name for tensor in request.inputs]
     if len(set(names)) != len(names):
-        raise invalid("every input must be given once")
+        raise invalid("every input must be given only once")
 
     def read_inputs(_signature: Signature) -> Tensors:
         return {
@@ -103,12 +103,12 @@ def _infer(plane: DataPlane, request: Any, deadline: Deadline) -> Any:
             for number, tensor in enumerate(request.inputs)
         }
 
-    answered = open_inference.ask(
+    answered = open_inference.call_model(
         plane,
         open_inference.spec_of(request.model_name, request.model_version),
         read_inputs,
         parameters={name: _parameter(value) for name, value in request.parameters.items()},
-        wanted=[output.name for output in request.outputs],
+        requested=[output.name for output in request.outputs],
         entrypoint="GRPC",
         deadline=deadline,
     )

@@ -1,1 +1,1 @@
-"""A gRPC server on an HTTP/2 implementation of its own: one event loop, and threads for handlers."""
+"""A gRPC server with its own implementation of HTTP/2: one event loop, and threads for handlers."""

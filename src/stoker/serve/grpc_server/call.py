@@ -1,4 +1,4 @@
-"""One gRPC call from its headers to its end, for any method."""
+"""One gRPC call of any method, from its headers to its end."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ _log = logging.getLogger(__name__)
 
 
 class Details(NamedTuple):
-    """What an interceptor sees of a call, as `grpc.HandlerCallDetails` has it."""
+    """The facts about a call that an interceptor gets, with the fields of `grpc.HandlerCallDetails`."""
 
     method: str
     invocation_metadata: Metadata
 
 
 class Aborted(Exception):
-    """A handler has ended its call by `abort`."""
+    """A handler has ended its call with `abort`."""
 
 
 class Context:
@@ -59,7 +59,7 @@ class Context:
     )
 
     def __init__(self, headers: CallHeaders, *, peer: str, cancel: Callable[[], None]) -> None:
-        """Args: headers: the call's; peer: the client's address; cancel: ends the call at once."""
+        """Args: headers: the call's headers; peer: the client's address; cancel: ends the call at once."""
         self._headers = headers
         self._peer = peer
         self._cancel: Callable[[], None] | None = cancel
@@ -69,7 +69,8 @@ class Context:
         self._is_over = False
         self.code: Any = grpc.StatusCode.OK
         self.details = ""
-        self.route: Route | None = None  # where a rollout sent the call, if the loop has decided
+        # Where a rollout sent the call, if the event loop routed it already.
+        self.route: Route | None = None
         self.trailing = b""  # the trailing metadata, encoded
 
     def invocation_metadata(self) -> Metadata:
@@ -81,28 +82,32 @@ class Context:
         return self._peer
 
     def time_remaining(self) -> float | None:
-        """Return the seconds to the deadline, at least 0; None without a deadline."""
+        """Return the seconds until the deadline, at least 0; None: no deadline."""
         return None if self._deadline_s is None else max(0.0, self._deadline_s - time.monotonic())
 
     def is_active(self) -> bool:
-        """Return whether the call has not ended."""
+        """Return whether the call is still in progress."""
         return not self._is_over
 
     def add_callback(self, callback: Callable[[], None]) -> bool:
-        """Call a function at the end of the call; return False, and never call it, if the call is over."""
+        """Register a function that is called when the call ends.
+
+        If the call has ended already, return False, and do not call the function.
+        """
         with _LOCK:
             if not self._is_over:
                 self._callbacks.append(callback)
             return not self._is_over
 
     def over(self) -> None:
-        """End the call: run the callbacks in this thread."""
+        """Mark the call as ended, and run the callbacks in this thread."""
         if self._is_over:
             return
         with _LOCK:
             self._is_over = True
             callbacks, self._callbacks = self._callbacks, []
-        self._cancel = None  # it would keep the call, and its message, until the next collection
+        # Breaks a reference cycle, so that the call and its message are freed now.
+        self._cancel = None
         for callback in callbacks:
             try:
                 callback()
@@ -138,23 +143,23 @@ class Context:
 
 
 _LOCK = threading.Lock()
-"""For the callbacks of all calls: it is held for a moment only."""
+"""Protects the callbacks of all calls; it is held for short moments only."""
 
 
 class Engine(Protocol):
-    """What a call needs of its server."""
+    """The parts of the server that a call uses."""
 
     limits: ServerLimits
     """The limits of calls."""
 
     loop: asyncio.AbstractEventLoop
-    """The loop in which calls are read and written."""
+    """The event loop in which calls are read and written."""
 
     held_bytes: int
-    """Size of the messages of all running calls."""
+    """Bytes of the messages of all running calls."""
 
     def handler_of(self, details: Details) -> tuple[Any, bool]:
-        """Return a call's handler, None if there is none; and whether it only refuses the call."""
+        """Return a call's handler (None: unknown method), and whether this handler only refuses the call."""
 
     def begin(self, call: ServerCall, message: Message) -> None:
         """Answer a call whose single message is complete."""
@@ -164,7 +169,7 @@ class Engine(Protocol):
 
 
 class ServerCall:
-    """One call; used by the event loop's thread only, its context by any."""
+    """One call. Only the event loop's thread uses it; any thread may use its context."""
 
     __slots__ = (
         "_due_s",
@@ -192,8 +197,9 @@ class ServerCall:
             max_bytes=server.limits.receive_bytes,
             max_decompressed=server.limits.held_bytes,
         )
-        self._message: Message | None = None  # of a unary request
-        self._requests: queue.SimpleQueue[Message | None] | None = None  # of a request stream
+        self._message: Message | None = None  # the message of a unary request
+        # The messages of a request stream.
+        self._requests: queue.SimpleQueue[Message | None] | None = None
         self._due_s = time.monotonic() + server.limits.connection.body_s
         self._held_bytes = 0
         self._is_refused = False
@@ -202,7 +208,7 @@ class ServerCall:
     # -- in the event loop
 
     def begin(self) -> None:
-        """Find the handler."""
+        """Find the handler, or end the call if it cannot be handled."""
         headers = self.headers
         if headers.refusal is not None:
             self.end(*headers.refusal)
@@ -212,7 +218,7 @@ class ServerCall:
             self.end(Code.UNIMPLEMENTED, "Method not found!")
             return
         self.stream.call = self
-        if refused:  # without waiting for its message
+        if refused:  # answered now, without waiting for the message
             self._is_refused = True
             self._server.work(self, b"")
             return
@@ -224,7 +230,7 @@ class ServerCall:
             self._server.work(self, None)
 
     def receive(self, data: bytes, *, ended: bool) -> None:
-        """Handle more of the request."""
+        """Handle the next bytes of the request."""
         if self._is_refused or not self.stream.is_open:
             return
         try:
@@ -242,17 +248,19 @@ class ServerCall:
             self._requests.put(None)
 
     def _hold(self, size: int) -> None:
-        """Count the bytes that the call holds.
+        """Add bytes to those that the call holds.
 
         Raises:
-            ServeError: all calls together hold too many, and this one is not small.
+            ServeError: all calls together hold too many bytes, and this call is not small.
         """
         self._due_s += size / MIN_RECEIVE_BYTES_PER_S
         self._held_bytes += size
         self._server.held_bytes += size
-        most = max(self._server.limits.held_bytes, self._held_bytes)  # a single call may be larger
-        if self._held_bytes > SMALL_CALL_BYTES and self._server.held_bytes > most:
-            raise ServeError(Code.RESOURCE_EXHAUSTED, "the server holds too many bytes of messages")
+        limit = max(self._server.limits.held_bytes, self._held_bytes)  # a single call may be larger
+        if self._held_bytes > SMALL_CALL_BYTES and self._server.held_bytes > limit:
+            raise ServeError(
+                Code.RESOURCE_EXHAUSTED, "the messages in progress take too much memory"
+            )
 
     def _receive_unary(self, messages: list[Message], *, ended: bool) -> None:
         if len(messages) + (self._message is not None) > 1:
@@ -266,7 +274,7 @@ class ServerCall:
             self.end(Code.INVALID_ARGUMENT, "the call ended before its message was complete")
 
     def check_timeout(self, now_s: float) -> None:
-        """End the call if its client sends the request too slowly."""
+        """End the call if the client sends the request too slowly."""
         waits = self._requests is None and self.stream.sender.is_receiving(self.stream)
         if waits and now_s > self._due_s:
             self.end(Code.DEADLINE_EXCEEDED, "the message did not arrive in time")
@@ -277,7 +285,7 @@ class ServerCall:
         self.over()
 
     def worked(self, response: bytes) -> None:
-        """Send what a thread has answered."""
+        """Send the response or the status of a handler that has returned."""
         context = self.context
         code = context.code.value[0]
         if not self.stream.is_open:
@@ -296,16 +304,16 @@ class ServerCall:
         self.over()
 
     def end_streaming(self) -> None:
-        """End the call if only its client would end it: the server shuts down."""
+        """Shutdown: end a call with a response stream, which otherwise only the client would end."""
         if self.handler is not None and self.handler.response_streaming:
             self.end(Code.UNAVAILABLE, "the server shuts down")
 
     def cancel(self) -> None:
-        """End the call: the grace period of the shutdown is over."""
+        """End the call with CANCELLED: the grace period of the shutdown is over."""
         self.end(Code.CANCELLED, "the server shuts down")
 
     def over(self) -> None:
-        """Free what the call holds, and notify its handler; may be called again."""
+        """Free the call's memory, and notify its handler. Further calls of this method have no effect."""
         self._server.held_bytes -= self._held_bytes
         self._held_bytes = 0
         self._message = None
@@ -316,8 +324,8 @@ class ServerCall:
             self._sent.set()
 
     def _cancel_soon(self) -> None:
-        """Cancel from any thread."""
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        """Cancel the call, from any thread."""
+        with contextlib.suppress(RuntimeError):  # raised if the loop is closed
             self._server.loop.call_soon_threadsafe(self._cancel)
 
     def _cancel(self) -> None:
@@ -329,7 +337,9 @@ class ServerCall:
     # -- in a thread
 
     def answer(self, message: Any) -> bytes:
-        """Return the handler's response; the messages of a response stream are sent one by one.
+        """Run the handler, and return its response.
+
+        Messages of a response stream are sent here, and the result is empty.
 
         Raises:
             Aborted, ServeError: the call is refused.
@@ -373,7 +383,10 @@ class ServerCall:
         return raw
 
     def _send_all(self, responses: Iterator[Any]) -> None:
-        """Send messages, each after the previous one has left: a client may read none."""
+        """Send messages, each only after the previous one was sent.
+
+        So they do not pile up if the client does not read.
+        """
         sent = self._sent
         assert sent is not None  # set by `begin`
         for response in responses:
@@ -385,9 +398,9 @@ class ServerCall:
                 return
 
     def _send_soon(self, response: Any) -> None:
-        """Send one message from any thread; None ends the call."""
+        """Send one message, from any thread; None ends the call."""
         raw = None if response is None else self._serialized(response)
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+        with contextlib.suppress(RuntimeError):  # raised if the loop is closed
             self._server.loop.call_soon_threadsafe(self._send, raw)
 
     def _send(self, raw: bytes | None) -> None:
@@ -401,5 +414,5 @@ class ServerCall:
 
 
 def _is_non_blocking(handler: Any) -> bool:
-    """Return whether a handler gets a function to send with and holds no thread, as grpcio's health service."""
+    """Return whether a handler, like grpcio's health service, holds no thread: it sends messages by a function."""
     return bool(getattr(handler.unary_stream, "experimental_non_blocking", False))

@@ -1,4 +1,4 @@
-"""One connection: reads frames, keeps the windows, and holds the client to the protocol and the limits."""
+"""One connection: reads frames, updates the flow-control windows, and enforces the protocol and the limits."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from stoker.serve.grpc_server.sender import Call, Sender, Stream
 
 
 class Service(Protocol):
-    """The server that a connection belongs to."""
+    """The parts of the server that a connection uses."""
 
     max_header_bytes: int
-    """Largest headers of a call."""
+    """Maximum size of a call's headers, bytes."""
 
     max_streams: int
-    """Most concurrent calls of a connection; another is refused, and its client may try again."""
+    """Maximum number of concurrent calls of a connection. A further call is refused, and the client may try again."""
 
     def call(self, stream: Stream, headers: CallHeaders) -> None:
-        """Start a call; sets `stream.call` unless the call ends at once."""
+        """Start a call, and set `stream.call` unless the call ends at once."""
 
     def opened(self, connection: Connection) -> bool:
-        """Register a connection; return False if there are too many."""
+        """Register a connection; return False if there are too many connections."""
 
     def closed(self, connection: Connection) -> None:
         """Remove a closed connection."""
@@ -46,29 +46,31 @@ class Connection(asyncio.Protocol):
     """The server side of an HTTP/2 connection."""
 
     def __init__(self, service: Service) -> None:
-        """Args: service: what answers its calls."""
+        """Args: service: the server, which answers the calls."""
         self._service = service
         self._decoder = HeaderDecoder(service.max_header_bytes)
         self.opened_s = self.last_call_s = time.monotonic()
         self.goaway_s = 0.0  # when GOAWAY was sent; 0 if it was not
         self.refuses_calls = False  # whether no new call is accepted
         self.has_preface = False  # whether the client has sent the preface
-        self.partial_s = self.opened_s  # since when the preface, a frame, or headers are incomplete
-        self._last_stream = 0  # the newest stream of the client
-        self._last_accepted = frames.MAX_31_BITS  # streams after it are ignored
+        # Since when the preface, a frame or headers have been incomplete.
+        self.partial_s = self.opened_s
+        self._last_stream = 0  # number of the newest stream of the client
+        self._last_accepted = frames.MAX_31_BITS  # streams with higher numbers are ignored
         self._window = CONNECTION_WINDOW
-        self._headers: tuple[int, int, bytearray] | None = None  # headers that continue
-        self._parts: list[bytes] = []  # of an incomplete frame
+        # Incomplete headers: stream, flags, bytes.
+        self._headers: tuple[int, int, bytearray] | None = None
+        self._parts: list[bytes] = []  # parts of an incomplete frame
         self._received, self._needed = 0, len(frames.PREFACE)
         self._window_grew = False  # whether more may be sent since the last `send_waiting`
-        self._closing_s = 0.0  # since when the connection is closing
+        self._closing_s = 0.0  # since when the connection has been closing; 0: it is not
         self._pinged_s = self.opened_s
-        self._early_resets = (0.0, 0)  # since when, and how many
+        self._early_resets = (0.0, 0)  # start of the current second, and resets in it
 
     # -- called by asyncio
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Send the server's settings, or close the connection if there are too many."""
+        """Send the server's settings, or close the connection if there are too many connections."""
         self.sender = Sender(cast("asyncio.Transport", transport))
         if not self._service.opened(self):
             self.sender.transport.abort()
@@ -93,7 +95,7 @@ class Connection(asyncio.Protocol):
             self._cancel(stream)
 
     def pause_writing(self) -> None:
-        """Stop reading from a client that does not read, so that responses do not pile up."""
+        """Stop reading requests from a client that does not read its responses, so that responses do not pile up."""
         self.sender.is_paused = True
         self.sender.progress_s = time.monotonic()
         self.sender.transport.pause_reading()
@@ -192,7 +194,10 @@ class Connection(asyncio.Protocol):
             stream.call.receive(payload, ended=ended)
 
     def _on_finished_stream(self, number: int) -> None:
-        """Ignore frames still in flight for a stream that the server has ended; all others are faults."""
+        """Handle data for a stream that has ended.
+
+        If the server has ended it, the data is ignored; else it is a fault.
+        """
         if number == 0 or number > self._last_stream:
             raise ConnectionFault(Error.PROTOCOL_ERROR, "data of a stream that was never opened")
         if number in self.sender.streams:  # the client has ended it
@@ -211,7 +216,7 @@ class Connection(asyncio.Protocol):
             self.partial_s = self.sender.received_s
 
     def _check_size(self, block: bytes | bytearray) -> None:
-        """Raise if a header block is too large; HPACK is hardly larger than what it encodes."""
+        """Raise if a header block is too large. HPACK is hardly ever larger than the headers that it encodes."""
         if len(block) > 2 * self._service.max_header_bytes:
             raise ConnectionFault(Error.ENHANCE_YOUR_CALM, "the headers are too large")
 
@@ -228,13 +233,13 @@ class Connection(asyncio.Protocol):
             self._on_header_block(number, bytes(block), ended=bool(first & frames.END_STREAM))
 
     def _on_header_block(self, number: int, block: bytes, *, ended: bool) -> None:
-        headers = self._decoder.decode(block)  # always: the next block depends on it
+        headers = self._decoder.decode(block)  # in any case, because the next block depends on it
         if number <= self._last_stream:
             self._on_trailers(number, ended=ended)
             return
         self._last_stream = number
         if number > self._last_accepted:
-            return  # by GOAWAY, the client knows that it is not processed
+            return  # the client knows from GOAWAY that this stream is not processed
         stream = Stream(self.sender, number)
         if len(self.sender.streams) >= self._service.max_streams:
             self.sender.put(frames.reset(number, Error.REFUSED_STREAM))
@@ -252,7 +257,7 @@ class Connection(asyncio.Protocol):
                 stream.call.receive(b"", ended=True)
 
     def _on_trailers(self, number: int, *, ended: bool) -> None:
-        """Handle headers after the messages; gRPC clients put nothing into them."""
+        """Handle headers that follow the messages and end the request. gRPC clients send no content in them."""
         if number not in self.sender.receiving:
             self._on_finished_stream(number)
         elif not ended:
@@ -267,15 +272,18 @@ class Connection(asyncio.Protocol):
         if len(payload) != 4:
             raise ConnectionFault(Error.FRAME_SIZE_ERROR, "RST_STREAM must have 4 bytes")
         if number == 0 or number > self._last_stream:
-            raise ConnectionFault(Error.PROTOCOL_ERROR, "RST_STREAM of a stream never opened")
+            raise ConnectionFault(
+                Error.PROTOCOL_ERROR, "RST_STREAM of a stream that was never opened"
+            )
         stream = self.sender.streams.get(number)
         if stream is not None:
-            self.sender.receiving.discard(number)  # so that it is not reset in return
+            # Discarded, so that the server does not reset the stream, too.
+            self.sender.receiving.discard(number)
             self._cancel(stream)
             self._count_reset(stream)
 
     def _reset(self, stream: Stream, error: Error) -> None:
-        """Reset a stream for a fault of its client, which counts like a reset by the client."""
+        """Reset a stream because of a fault of the client. It is counted like a reset by the client."""
         call = stream.call
         stream.reset(error)
         if call is not None:
@@ -300,7 +308,8 @@ class Connection(asyncio.Protocol):
         for name, value in settings:
             self._apply_setting(name, value)
         self.sender.put(frames.frame(frames.SETTINGS, frames.ACK, 0))
-        for stream in list(self.sender.stalled.values()):  # after the ACK, as the client counts
+        # Data is sent after the ACK, from which on the client counts with the new size.
+        for stream in list(self.sender.stalled.values()):
             if stream.window > 0:
                 stream.send_pending()
 
@@ -340,7 +349,9 @@ class Connection(asyncio.Protocol):
             self._window_grew = True
             return
         if number > self._last_stream:
-            raise ConnectionFault(Error.PROTOCOL_ERROR, "WINDOW_UPDATE of a stream never opened")
+            raise ConnectionFault(
+                Error.PROTOCOL_ERROR, "WINDOW_UPDATE of a stream that was never opened"
+            )
         stream = self.sender.streams.get(number)
         if stream is None:
             return
@@ -361,7 +372,7 @@ class Connection(asyncio.Protocol):
             raise ConnectionFault(Error.ENHANCE_YOUR_CALM, "too_many_pings")
 
     def _count_reset(self, stream: Stream) -> None:
-        """Count a stream that ended right after its start: it costs the server more than the client."""
+        """Count a stream that was reset right after its start: such streams cost the server more than the client."""
         if self.sender.received_s - stream.started_s > EARLY_RESET_S:
             return
         since_s, count = self._early_resets
@@ -381,7 +392,7 @@ class Connection(asyncio.Protocol):
         frames.WINDOW_UPDATE: _on_window_update,
         frames.CONTINUATION: _on_continuation,
     }
-    """The handler of each frame type; PRIORITY and GOAWAY need none."""
+    """Frame type -> its handler. PRIORITY and GOAWAY are ignored."""
 
     # -- shutdown
 
@@ -397,10 +408,10 @@ class Connection(asyncio.Protocol):
         return bool(self._parts) or self._headers is not None
 
     def go_away(self, *, now: bool) -> None:
-        """Tell the client to open no more calls on this connection.
+        """Send GOAWAY, so that the client opens no more calls on this connection.
 
         Args:
-            now: Whether calls that it opened before it reads this are refused too.
+            now: Whether calls that the client opens before it receives GOAWAY are refused, too.
         """
         if now:
             self._last_accepted, self.refuses_calls = self._last_stream, True
@@ -415,7 +426,7 @@ class Connection(asyncio.Protocol):
             self.sender.transport.abort()
 
     def abort_after(self, seconds: float) -> None:
-        """Abort a closing connection if its client has not read the rest for so long."""
+        """Abort a closing connection if the client has not read the rest within this many seconds."""
         now_s = time.monotonic()
         self._closing_s = self._closing_s or now_s
         if now_s - self._closing_s > seconds:

@@ -9,10 +9,10 @@ import enum
 import struct
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
-"""The first bytes of every client."""
+"""The first bytes that every client sends."""
 
 HEADER = struct.Struct(">HBBBI")
-"""A frame's header: its length in two parts, its type, its flags, its stream."""
+"""Layout of a frame's header: length in two parts, type, flags, stream."""
 
 (
     DATA,
@@ -33,19 +33,19 @@ PADDED = 0x8
 HAS_PRIORITY = 0x20
 
 MAX_31_BITS = 0x7FFFFFFF
-"""The largest stream number and window; the highest bit of both fields is reserved."""
+"""Maximum stream number and window size; the highest bit of both fields is reserved."""
 
 HEADER_TABLE, MAX_STREAMS, INITIAL_WINDOW, MAX_FRAME, MAX_HEADERS = 1, 3, 4, 5, 6
-"""The settings that are read or sent."""
+"""Numbers of the settings that are read or sent."""
 
 DEFAULT_HEADER_TABLE = 4096
 DEFAULT_WINDOW = 65_535
 DEFAULT_FRAME = 16_384
-"""Sizes until the peer's settings change them."""
+"""Window and frame size that apply until the peer's settings change them, bytes."""
 
 
 class Error(enum.IntEnum):
-    """Why a stream or a connection ends."""
+    """Error codes that say why a stream or a connection ends."""
 
     NO_ERROR = 0
     PROTOCOL_ERROR = 1
@@ -60,7 +60,7 @@ class Error(enum.IntEnum):
 
 
 class ConnectionFault(Exception):
-    """The peer broke a rule that concerns all streams; the connection ends."""
+    """The peer broke a rule that concerns the whole connection, which is closed."""
 
     def __init__(self, error: Error, reason: str) -> None:
         """Args: error: the code for the peer; reason: the broken rule, sent for debugging."""
@@ -83,7 +83,7 @@ def read_settings(payload: bytes) -> list[tuple[int, int]]:
     """Return the peer's settings in their order.
 
     Raises:
-        ConnectionFault: the payload does not have the length of settings.
+        ConnectionFault: the length of the payload is not a multiple of a setting's length.
     """
     if len(payload) % 6:
         raise ConnectionFault(Error.FRAME_SIZE_ERROR, "a setting has 6 bytes")
@@ -101,12 +101,12 @@ def reset(stream: int, error: Error) -> bytes:
 
 
 def goaway(last_stream: int, error: Error, reason: str = "") -> bytes:
-    """Return a GOAWAY frame: streams after `last_stream` are not processed."""
+    """Return a GOAWAY frame: streams with numbers above `last_stream` are not processed."""
     return frame(GOAWAY, 0, 0, struct.pack(">II", last_stream, error) + reason.encode())
 
 
 def without_padding(flags: int, payload: bytes) -> bytes:
-    """Return the payload of a DATA or HEADERS frame without its padding and its priority.
+    """Return the payload of a DATA or HEADERS frame without padding and priority.
 
     Raises:
         ConnectionFault: the padding is larger than the frame.

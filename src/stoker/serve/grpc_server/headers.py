@@ -1,4 +1,4 @@
-"""Request headers, decoded from HPACK and cached; and the headers and trailers of a response.
+"""Decodes request headers from HPACK, with a cache, and encodes the headers and trailers of responses.
 
 Source: RFC 7541; grpc/grpc, `doc/PROTOCOL-HTTP2.md`.
 """
@@ -26,7 +26,7 @@ _SECONDS = {"H": 3600.0, "M": 60.0, "S": 1.0, "m": 1e-3, "u": 1e-6, "n": 1e-9}
 _NOT_METADATA = frozenset(
     ("content-type", "te", "grpc-timeout", "grpc-encoding", "grpc-accept-encoding")
 )
-"""Headers of gRPC itself."""
+"""Headers that belong to gRPC itself, not to a call's metadata."""
 
 _CONNECTION_HEADERS = frozenset(("connection", "keep-alive", "proxy-connection", "upgrade"))
 """Headers that HTTP/2 forbids."""
@@ -44,35 +44,36 @@ class CallHeaders:
     """`/package.Service/Method`."""
 
     timeout_s: float | None = None
-    """The client's deadline, seconds from now; None without one."""
+    """The client's deadline, seconds from now; None: no deadline."""
 
     encoding: str = "identity"
-    """The compression of compressed messages."""
+    """Name of the compression that compressed messages of the call have."""
 
     metadata: Metadata = ()
-    """All other headers; values of names ending in `-bin` are bytes."""
+    """All other headers. Values are bytes where the name ends with `-bin`."""
 
     malformed: bool = False
-    """Whether they break a rule of HTTP/2: the stream is reset."""
+    """Whether the headers break a rule of HTTP/2, so that the stream is reset."""
 
     http_status: int = 0
-    """The HTTP status that refuses a request that is not a gRPC call; 0 for a call."""
+    """The HTTP status of the answer to a request that is not a gRPC call; 0: it is a gRPC call."""
 
     refusal: tuple[Code, str] | None = None
-    """The gRPC status of a call with invalid headers."""
+    """The gRPC status of a call with invalid headers; None: they are valid."""
 
 
 class HeaderDecoder:
     """Decodes the header blocks of a connection.
 
-    Calls of one client have similar headers, and HPACK replaces repeated ones by indexes into a table. A
-    block that does not change the table means the same until another block changes it, so it is cached.
+    Calls of the same client have similar headers, and HPACK replaces repeated headers by indexes into a table. The
+    meaning of a block that does not change the table is cached until another block changes the table.
     """
 
     def __init__(self, max_bytes: int) -> None:
-        """Args: max_bytes: largest headers of an accepted call, counted as in RFC 9113."""
+        """Args: max_bytes: maximum size of the headers of an accepted call, counted as in RFC 9113."""
         self._max_bytes = max_bytes
-        # Up to the decoder's limit only the call is refused. Beyond it, the table is lost, and the connection.
+        # Headers between max_bytes and the decoder's limit: only the call is refused. Larger ones: the decoder's table
+        # is incomplete, so the connection is closed.
         self._decoder = Decoder(max_header_list_size=4 * max_bytes)
         self._cache: dict[bytes, CallHeaders] = {}
 
@@ -80,7 +81,7 @@ class HeaderDecoder:
         """Return the headers in a complete block.
 
         Raises:
-            ConnectionFault: it is not HPACK, or far too large.
+            ConnectionFault: the block is not HPACK, or far too large.
         """
         cached = self._cache.get(block)
         if cached is not None:
@@ -119,7 +120,10 @@ class HeaderDecoder:
 
 
 def _state(table: HeaderTable) -> tuple[int, int, object]:
-    """Return what every change alters: entries are only added in front, and each is a new object."""
+    """Return a value that differs after every change of the table.
+
+    Entries are only added in front, each as a new object.
+    """
     entries = table.dynamic_entries
     return table.maxsize, len(entries), entries[0] if entries else None
 
@@ -148,7 +152,7 @@ def _parsed(fields: list[tuple[str, str]]) -> CallHeaders:
 
 
 def _is_malformed(pseudo: dict[str, str], rest: list[tuple[str, str]]) -> bool:
-    """RFC 9113, 8.2 and 8.3."""
+    """Return whether headers break the rules of RFC 9113, sections 8.2 and 8.3."""
     return (
         not {":method", ":scheme", ":path"} <= pseudo.keys() <= _PSEUDO
         or any(name.startswith(":") or name != name.lower() or not name for name, _ in rest)
@@ -180,7 +184,7 @@ def _metadata(fields: Iterable[tuple[str, str]]) -> Iterable[tuple[str, str | by
 
 
 def encode(fields: Iterable[tuple[str, str]]) -> bytes:
-    """Return a header block of literals, which uses and changes no table."""
+    """Return a header block of literals, which neither uses nor changes the HPACK table."""
     parts = []
     for name, value in fields:
         parts += [b"\x00", _string(name.encode()), _string(value.encode())]
@@ -188,7 +192,7 @@ def encode(fields: Iterable[tuple[str, str]]) -> bytes:
 
 
 def _string(raw: bytes) -> bytes:
-    """RFC 7541, 5.1 and 5.2, without Huffman coding."""
+    """Return a string as HPACK encodes it without Huffman coding. Source: RFC 7541, 5.1 and 5.2."""
     size = len(raw)
     if size < 127:
         return bytes((size,)) + raw
@@ -205,12 +209,12 @@ _STATUS_200 = b"\x88"
 
 @functools.lru_cache(maxsize=1024)
 def metadata(fields: tuple[tuple[str, str], ...]) -> bytes:
-    """Return metadata as a header block; the same fields are encoded once."""
+    """Return metadata as a header block. Cached, because many calls have the same fields."""
     return encode(fields)
 
 
 EMPTY_TABLE = b"\x20"
-"""A dynamic table size update to 0, before the first header of a block."""
+"""Sets the size of the dynamic table to 0; must be at the beginning of a header block."""
 
 RESPONSE = _STATUS_200 + encode([("content-type", "application/grpc")])
 """The headers before the messages of a response."""
@@ -230,16 +234,16 @@ def trailers(code: int, message: str) -> bytes:
     if message:
         text = quote(message, safe=_UNQUOTED, errors="replace")
         cut = text[:MAX_STATUS_MESSAGE]
-        if len(text) > MAX_STATUS_MESSAGE and "%" in cut[-2:]:  # inside an escaped byte
+        if len(text) > MAX_STATUS_MESSAGE and "%" in cut[-2:]:  # the cut is inside an escaped byte
             cut = cut[: cut.rindex("%")]
         fields.append(("grpc-message", cut))
     return encode(fields)
 
 
 def http_refusal(status: int) -> bytes:
-    """Return the headers that refuse a request that is not a gRPC call: an HTTP status alone."""
+    """Return the headers of the answer to a request that is not a gRPC call: only an HTTP status."""
     return encode([(":status", str(status))])
 
 
 _UNQUOTED = "".join(chr(code) for code in range(0x20, 0x7F) if chr(code) != "%")
-"""Characters that a status message has unescaped."""
+"""Characters that need no escape in a status message."""

@@ -1,4 +1,4 @@
-"""Length-prefixed gRPC messages in the bytes of a stream.
+"""Reads length-prefixed gRPC messages from the bytes of a stream.
 
 Source: grpc/grpc, `doc/PROTOCOL-HTTP2.md`, Length-Prefixed-Message.
 """
@@ -12,15 +12,15 @@ from dataclasses import dataclass
 from stoker.serve.errors import Code, ServeError
 
 PREFIX = struct.Struct(">BI")
-"""The prefix of each message: whether it is compressed, and its length."""
+"""Layout of the prefix of each message: whether it is compressed, and its length."""
 
 _WBITS = {"gzip": 31, "deflate": 15}
-"""Message encoding -> zlib's number for it."""
+"""Message encoding -> zlib's argument `wbits` for it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CompressedMessage:
-    """A message as received: decompressing takes long, so a thread does it."""
+    """A message that is still compressed. A thread decompresses it, because this takes long."""
 
     raw: bytes
     """The compressed bytes."""
@@ -29,13 +29,13 @@ class CompressedMessage:
     """The compression, as `grpc-encoding` named it."""
 
     max_bytes: int
-    """Largest decompressed size that is accepted."""
+    """Maximum accepted size after decompression, bytes."""
 
     def decompress(self) -> bytes:
         """Return the message.
 
         Raises:
-            ServeError: it is too large or damaged, or its compression is unknown.
+            ServeError: the message is too large or damaged, or its compression is unknown.
         """
         wbits = _WBITS.get(self.encoding)
         if wbits is None:
@@ -58,14 +58,14 @@ class CompressedMessage:
 
 
 def too_large(size: int, most: int) -> ServeError:
-    """Return the error for a message that is too large, in grpcio's words."""
+    """Return the error for a message that is too large, with grpcio's message."""
     return ServeError(
         Code.RESOURCE_EXHAUSTED, f"Received message larger than max ({size} vs. {most})"
     )
 
 
 Message = bytes | CompressedMessage
-"""One message as received."""
+"""One message as received, maybe compressed."""
 
 
 class MessageReader:
@@ -77,9 +77,9 @@ class MessageReader:
         """Start at the first message.
 
         Args:
-            encoding: How compressed messages of this stream are compressed.
-            max_bytes: Largest message that is accepted.
-            max_decompressed: Largest size of a compressed message after decompression.
+            encoding: Name of the compression that compressed messages of this stream have.
+            max_bytes: Maximum size of a message as received, bytes.
+            max_decompressed: Maximum size of a compressed message after decompression, bytes.
         """
         self._encoding = encoding
         self._max_bytes = max_bytes
@@ -89,7 +89,7 @@ class MessageReader:
 
     @property
     def is_partial(self) -> bool:
-        """Whether a message has begun and is not complete."""
+        """Whether the last message is incomplete."""
         return bool(self._parts)
 
     def feed(self, data: bytes) -> list[Message]:

@@ -1,4 +1,4 @@
-"""What a connection sends: the responses of its streams, within the client's windows."""
+"""Sends the responses of a connection's streams, within the client's flow-control windows."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from stoker.serve.grpc_server.messages import PREFIX
 
 
 class Call(Protocol):
-    """What a stream needs of the call that it carries."""
+    """The parts of a call that its stream uses."""
 
     def receive(self, data: bytes, *, ended: bool) -> None:
-        """Handle more of the request.
+        """Handle the next bytes of the request.
 
         Args:
-            data: The next bytes.
-            ended: Whether they are the last.
+            data: The bytes.
+            ended: Whether the request ends after them.
         """
 
     def cancelled(self) -> None:
         """Handle that the client has reset the stream or closed the connection."""
 
     def check_timeout(self, now_s: float) -> None:
-        """End the call if its client sends too slowly."""
+        """End the call if the client sends the request too slowly."""
 
     def end_streaming(self) -> None:
-        """End the call if only its client would end it: the server shuts down."""
+        """Shutdown: end a call with a response stream, which otherwise only the client would end."""
 
     def cancel(self) -> None:
         """End the call with CANCELLED: the grace period of the shutdown is over."""
 
 
 class Sender:
-    """The open streams of a connection and its outgoing bytes; used by the event loop's thread only."""
+    """The open streams of a connection and its outgoing bytes. Only the event loop's thread uses it."""
 
     def __init__(self, transport: asyncio.Transport) -> None:
-        """Args: transport: where the bytes go."""
+        """Args: transport: the transport that the bytes are written to."""
         self.transport = transport
         self.peer = _peer_text(transport)
         self.streams: dict[int, Stream] = {}
@@ -51,12 +51,13 @@ class Sender:
         self.stalled: dict[int, Stream] = {}  # streams that their own window blocks
         self.initial_window = self.window = frames.DEFAULT_WINDOW
         self.max_frame = frames.DEFAULT_FRAME
-        self.is_paused = False  # the client does not read
-        self.received_s = self.progress_s = time.monotonic()  # when the client last sent, and read
-        self.blocked_s = 0.0  # since when data waits for the client
+        self.is_paused = False  # whether the client does not read its responses
+        # When the client last sent data, and when it last read data.
+        self.received_s = self.progress_s = time.monotonic()
+        self.blocked_s = 0.0  # since when data has been waiting for the client
         self.pings = 0.0  # the client's pings and settings since the last response
-        self._progress_bytes = 0  # sent since `progress_s`
-        self._table_update = b""  # what the next header block must begin with
+        self._progress_bytes = 0  # bytes sent since `progress_s`
+        self._table_update = b""  # bytes that the next header block must begin with
         self._out: list[bytes] = []
 
     def put(self, data: bytes) -> None:
@@ -70,14 +71,14 @@ class Sender:
         self._table_update = b""
 
     def shrink_header_table(self) -> None:
-        """Announce an empty table in the next header block: the client's limit is below the default size.
+        """Set the HPACK table's size to 0 with the next header block: the client's limit is below the default size.
 
-        Source: RFC 7541, 4.2. No header block here uses the table.
+        Source: RFC 7541, 4.2. No header block of this server uses the table.
         """
         self._table_update = headers.EMPTY_TABLE
 
     def flush(self) -> None:
-        """Write what was put."""
+        """Write all bytes that `put` has collected."""
         if self._out:
             data = self._out[0] if len(self._out) == 1 else b"".join(self._out)
             self._out.clear()
@@ -103,19 +104,19 @@ class Sender:
             self.put(frames.reset(number, Error.NO_ERROR))
 
     def block(self, stream: Stream) -> None:
-        """Note that a window blocks a stream."""
+        """Record that a window blocks a stream."""
         if not self.waiting and not self.stalled:
             self.blocked_s = time.monotonic()
         self.unblock(stream)
         (self.stalled if stream.window <= 0 else self.waiting)[stream.number] = stream
 
     def unblock(self, stream: Stream) -> None:
-        """Note that no window blocks a stream."""
+        """Record that no window blocks a stream."""
         self.waiting.pop(stream.number, None)
         self.stalled.pop(stream.number, None)
 
     def progressed(self, size: int) -> None:
-        """Count bytes that the client's windows let go; a few bytes now and then are not enough."""
+        """Count sent bytes. The client makes progress once it has read `MIN_PROGRESS_BYTES`."""
         self._progress_bytes += size
         self.pings = 0.0
         if self._progress_bytes >= MIN_PROGRESS_BYTES:
@@ -123,7 +124,7 @@ class Sender:
             self.progress_s = time.monotonic()
 
     def send_waiting(self) -> None:
-        """Send what the connection's window allows."""
+        """Send pending data of the streams that waited for the connection's window."""
         for stream in list(self.waiting.values()):
             if self.window <= 0 or self.is_paused:
                 return
@@ -131,7 +132,7 @@ class Sender:
 
 
 class Stream:
-    """The response side of a call; used by the event loop's thread only."""
+    """The response side of a call. Only the event loop's thread uses it."""
 
     __slots__ = (
         "_has_headers",
@@ -147,17 +148,17 @@ class Stream:
     )
 
     def __init__(self, sender: Sender, number: int) -> None:
-        """Args: sender: the connection's; number: the stream's."""
+        """Args: sender: the connection's sender; number: the number of the stream."""
         self.sender = sender
         self.number = number
-        self.call: Call | None = None  # while it is open
-        self.on_sent: Callable[[], None] | None = None  # called when no message is pending
+        self.call: Call | None = None  # the call, while the stream is open
+        self.on_sent: Callable[[], None] | None = None  # called when all messages were sent
         self.started_s = sender.received_s
-        self.receive_window = STREAM_WINDOW  # what the client may still send
-        self.window = sender.initial_window  # what may still be sent to the client
+        self.receive_window = STREAM_WINDOW  # bytes that the client may still send
+        self.window = sender.initial_window  # bytes that may still be sent to the client
         self._has_headers = False
         self._pending: deque[memoryview] = deque()  # messages that wait for the windows
-        self._trailers = b""  # the last header block, until all messages are sent
+        self._trailers = b""  # the last header block, sent after all messages
 
     @property
     def is_open(self) -> bool:
@@ -195,7 +196,7 @@ class Stream:
         self.send_pending()
 
     def end(self, code: int = 0, message: str = "", *, metadata: bytes = b"") -> None:
-        """End the call after all its messages.
+        """End the call after all its messages were sent.
 
         Args:
             code: The gRPC status.
@@ -222,7 +223,7 @@ class Stream:
         self.sender.remove(self)
 
     def send_pending(self) -> None:
-        """Send what the windows allow."""
+        """Send pending messages and trailers, as far as the windows allow."""
         sender = self.sender
         if not sender.has(self):
             self._pending.clear()

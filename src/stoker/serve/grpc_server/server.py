@@ -1,7 +1,7 @@
 """A gRPC server: one event loop that reads and writes, and threads for handlers.
 
-It has the registration methods of grpcio's server. grpcio hands every call to a thread and back, which
-costs a small prediction more time than the model; here such a call is answered in the event loop.
+It has the registration methods of grpcio's server. grpcio passes every call to a thread and back. For a small
+prediction, this takes longer than the model; this server answers such a call in the event loop.
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _log = logging.getLogger(__name__)
 Handlers = Callable[[Details], Any]
 Interceptor = Callable[[Handlers, Details], Any]
 InlineAnswer = Callable[[Sequence[tuple[Any, Context]]], Sequence[bytes | None]]
-"""Answers in the event loop: calls of one method that arrived in one turn -> their responses, None for each that
-needs a thread. It must be fast."""
+"""Answers calls of the same method, which arrived together, in the event loop. Returns their responses, None for each
+call that needs a thread. It must be fast."""
 
 
 class GrpcServer:
-    """Answers on bound sockets after `start`."""
+    """A gRPC server that listens on bound sockets after `start`."""
 
     def __init__(
         self,
@@ -61,7 +61,7 @@ class GrpcServer:
             pool: Threads for handlers; the server shuts it down.
             limits: Limits of calls and connections.
             tls: Encryption of the sockets given to `listen`, if any.
-            intercept: Called between each call and its handler.
+            intercept: Called with the details of each call; returns the call's handler or another handler.
         """
         self.limits = limits
         self.max_header_bytes = limits.connection.head_bytes
@@ -84,7 +84,8 @@ class GrpcServer:
         self._connections: set[Connection] = set()
         self._in_flight = 0
         self.held_bytes = 0
-        self._arrived: list[tuple[str, ServerCall, Any]] = []  # in this turn, for `_inline`
+        # Calls for `_inline` that arrived since the last `_turn`.
+        self._arrived: list[tuple[str, ServerCall, Any]] = []
         self._busy_poll = BusyPoll()
 
     # -- handlers
@@ -94,27 +95,33 @@ class GrpcServer:
         self._generic += handlers
 
     def add_registered_method_handlers(self, service: str, handlers: Mapping[str, Any]) -> None:
-        """Do nothing: grpcio's generated code registers the same handlers as generic ones too."""
+        """Do nothing: grpcio's generated code also registers the same handlers as generic handlers."""
 
     def answer_inline(self, method: str, answer: InlineAnswer) -> None:
         """Answer small calls of a method in the event loop where possible.
 
         Args:
             method: `/package.Service/Method`.
-            answer: Answers them.
+            answer: Answers the calls.
         """
         self._inline[method] = answer
 
     def answer_in_loop(self, *methods: str) -> None:
-        """Run the handlers of methods in the event loop, also above the limit of calls; none of them may wait."""
+        """Run the handlers of methods in the event loop, even above the limit of concurrent calls.
+
+        These handlers must not wait.
+        """
         self._in_loop.update(methods)
 
     def when_refused(self, count: Callable[[Any], None]) -> None:
-        """Set the function that gets the message of each refused call; None: it cannot be read, or is compressed."""
+        """Set the function that gets the message of each refused call.
+
+        It gets None if the message is compressed or cannot be read.
+        """
         self._refused = count
 
     def handler_of(self, details: Details) -> tuple[Any, bool]:
-        """Return a call's handler, None if there is none; and whether it only refuses the call."""
+        """Return a call's handler (None: unknown method), and whether this handler only refuses the call."""
         handler = self._handler(details)
         if self._intercept is None or handler is None:
             return handler, False
@@ -133,11 +140,11 @@ class GrpcServer:
     # -- start and stop
 
     def listen(self, bound: socket.socket) -> None:
-        """Add a bound socket to answer on after `start`; a Unix socket is served without TLS."""
+        """Add a bound socket that the server listens on after `start`. A Unix socket is served without TLS."""
         self._sockets.append(bound)
 
     def start(self) -> None:
-        """Accept connections; returns when the kernel does."""
+        """Start the server. On return, the kernel accepts connections."""
         for bound in self._sockets:
             bound.listen(BACKLOG)
         self._thread.start()
@@ -146,7 +153,7 @@ class GrpcServer:
         """Accept no more calls, and stop when the running calls have ended.
 
         Args:
-            grace_s: Longest wait for them, seconds; then they are cancelled.
+            grace_s: Maximum wait for running calls, seconds; then they are cancelled.
 
         Returns:
             An event that is set when the server has stopped.
@@ -158,7 +165,7 @@ class GrpcServer:
             self.loop.close()
             self._ended.set()
         else:
-            with contextlib.suppress(RuntimeError):  # it has stopped before
+            with contextlib.suppress(RuntimeError):  # raised if the server has stopped already
                 self.loop.call_soon_threadsafe(self._stopping.set)
         return self._ended
 
@@ -194,7 +201,7 @@ class GrpcServer:
             for task in slow:
                 task.cancel()
             for task in done:
-                task.exception()  # the client may be gone; an unread exception is logged
+                task.exception()  # read, because asyncio logs unread exceptions: the client may be gone
         await self._drain()
 
     def _tls_of(self, found: socket.socket) -> dict[str, Any]:
@@ -207,7 +214,7 @@ class GrpcServer:
         return Connection(self)
 
     async def _drain(self) -> None:
-        """Send clients away; calls that they sent before they knew are answered."""
+        """End all connections. Calls that clients sent before they received GOAWAY are still answered."""
         end_s = time.monotonic() + self._grace_s
         for connection in list(self._connections):
             connection.go_away(now=False)
@@ -232,7 +239,7 @@ class GrpcServer:
     # -- connections
 
     def opened(self, connection: Connection) -> bool:
-        """Register a connection; return False if there are too many."""
+        """Register a connection; return False if there are too many connections."""
         self._connections.add(connection)
         found = connection.sender.transport.get_extra_info("socket")
         if found is not None and found.family != socket.AF_UNIX:
@@ -248,7 +255,7 @@ class GrpcServer:
         ServerCall(self, stream, headers).begin()
 
     def _check(self) -> None:
-        """Close connections and end calls whose clients are too slow or idle."""
+        """Close the connections and end the calls of clients that are too slow; close old and idle connections."""
         self.loop.call_later(CHECK_S, self._check)
         now_s = time.monotonic()
         for connection in list(self._connections):
@@ -267,11 +274,11 @@ class GrpcServer:
     # -- calls
 
     def begin(self, call: ServerCall, message: Message) -> None:
-        """Answer a complete call in this turn of the loop, or in a thread."""
+        """Answer a call whose single message is complete, in the event loop or in a thread."""
         method, request = call.headers.path, None
         small = isinstance(message, bytes) and len(message) <= INLINE_BYTES
         if small and method in self._inline:
-            with contextlib.suppress(DecodeError):  # the thread reports it
+            with contextlib.suppress(DecodeError):  # a thread reports the error
                 request = call.handler.request_deserializer(message)
         if request is None:
             self.work(call, message)
@@ -306,11 +313,11 @@ class GrpcServer:
             return [None] * len(calls)
 
     def work(self, call: ServerCall, message: Any) -> None:
-        """Answer a call in a thread; one of a quick method in the event loop.
+        """Answer a call in a thread; in the event loop if `answer_in_loop` names its method.
 
         Args:
             call: The call.
-            message: Its message, as received or parsed.
+            message: The call's message, as received or parsed.
         """
         is_small = isinstance(message, bytes) and len(message) <= INLINE_BYTES
         if is_small and call.headers.path in self._in_loop:
@@ -325,7 +332,7 @@ class GrpcServer:
         self._pool.submit(self._work, call, message)
 
     def _work(self, call: ServerCall, message: Any) -> None:
-        """Run the handler."""
+        """Run a call's handler, and send its result from the event loop."""
         response, context = b"", call.context
         try:
             if context.is_active():
@@ -337,8 +344,8 @@ class GrpcServer:
         except Exception:  # noqa: BLE001 - the client gets an error, and the thread survives
             _log.exception("a gRPC handler failed")
             context.code = grpc.StatusCode.INTERNAL
-            context.details = "the server has a bug; see its log"
-        with contextlib.suppress(RuntimeError):  # the loop is closed
+            context.details = "the call failed because of a bug in the server; see its log"
+        with contextlib.suppress(RuntimeError):  # raised if the loop is closed
             self.loop.call_soon_threadsafe(self._worked, call, response)
 
     def _worked(self, call: ServerCall, response: bytes) -> None:
@@ -348,7 +355,7 @@ class GrpcServer:
 
 
 def _small(call: ServerCall, message: Any) -> Any:
-    """Return a call's message, parsed, of a large one its first field only; None if it cannot be parsed."""
+    """Return a call's parsed message (of a large message, only the first field); None if it cannot be parsed."""
     if not isinstance(message, Message):
         return message  # parsed already
     if not isinstance(message, bytes):
@@ -361,11 +368,13 @@ def _small(call: ServerCall, message: Any) -> Any:
 
 
 def _first_field(message: bytes) -> bytes:
-    """Return a message's field 1, which names the model, with its head; empty if the field is not first or large.
+    """Return the bytes of a message's field 1, which names the model.
+
+    They are empty if another field is first, or if the field is large.
 
     Source: protobuf, "Encoding": serializers write fields in the order of their numbers.
     """
-    if message[:1] != b"\x0a":  # field 1, with a length
+    if message[:1] != b"\x0a":  # the tag of field 1 with a length
         return b""
     size, end = message[1], 2
     if size & 0x80:
@@ -374,7 +383,7 @@ def _first_field(message: bytes) -> bytes:
 
 
 def _overdue(connection: Connection, limits: HttpLimits, now_s: float) -> str:
-    """Return what a client is too slow with; "" if nothing."""
+    """Return why a client is too slow; "" if it is not."""
     if not connection.has_preface and now_s - connection.partial_s > limits.head_s:
         return "the HTTP/2 preface did not arrive in time"
     if connection.is_partial and now_s - connection.partial_s > limits.body_s:
@@ -387,7 +396,7 @@ def _overdue(connection: Connection, limits: HttpLimits, now_s: float) -> str:
 
 
 def _renew(connection: Connection, limits: ServerLimits, now_s: float) -> None:
-    """Send the client of an old or idle connection away, and close the connection after its last call."""
+    """Send GOAWAY on an old or idle connection, and close the connection after its last call."""
     if connection.calls:
         connection.last_call_s = now_s
     if connection.goaway_s:

@@ -1,1 +1,1 @@
-"""Loads a SavedModel from disk into a checked session."""
+"""Checks a SavedModel on disk, and loads it into a session."""

@@ -1,4 +1,4 @@
-"""Finds out whether a model could run forever: only loops and recursive calls can."""
+"""Finds out whether a model could run forever. Only models with loops or recursive calls can."""
 
 from __future__ import annotations
 
@@ -36,7 +36,10 @@ def _loops(nodes: Iterable[node_def_pb2.NodeDef], yield_gil: YieldGil) -> bool:
 
 
 def _has_ring(functions: Mapping[str, function_pb2.FunctionDef], yield_gil: YieldGil) -> bool:
-    """Functions that call no remaining function are removed; a cycle remains."""
+    """Return whether functions call each other in a cycle.
+
+    Functions that call no remaining function are removed, until only cycles remain.
+    """
     calls = {name: _called(found, functions, yield_gil) for name, found in functions.items()}
     while leaves := [name for name, called in calls.items() if not called & calls.keys()]:
         for name in leaves:

@@ -1,4 +1,7 @@
-"""What a SavedModel's signatures, initializers and restore operation reach, i.e. everything that can run."""
+"""Finds all parts of a SavedModel that can run.
+
+These are the nodes and functions that its signatures, initializers and restore operation reach.
+"""
 
 from __future__ import annotations
 
@@ -11,14 +14,14 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 
 INIT_SIGNATURE = "__saved_model_init_op"
-"""The signature whose output is the initializer."""
+"""Name of the signature whose output is the initializer."""
 
 INIT_COLLECTIONS = ("saved_model_main_op", "legacy_init_op")
-"""The collections that name the initializer if no signature does; the first one found counts."""
+"""The collections that may name the initializer if no signature does; the first existing one is used."""
 
 
 def roots_of(meta_graph: meta_graph_pb2.MetaGraphDef) -> list[str]:
-    """The nodes that a server feeds, fetches or runs."""
+    """Return the names of the nodes that a server feeds, fetches or runs."""
     names: list[str] = []
     for signature in meta_graph.signature_def.values():
         for info in [*signature.outputs.values(), *signature.inputs.values()]:
@@ -36,7 +39,7 @@ def roots_of(meta_graph: meta_graph_pb2.MetaGraphDef) -> list[str]:
 def reached(
     nodes: Mapping[str, node_def_pb2.NodeDef], roots: list[str]
 ) -> Iterator[node_def_pb2.NodeDef]:
-    """The nodes that the roots need, including the roots, each once."""
+    """Yield the roots and all nodes that they need, each once."""
     seen, pending = set(roots), list(roots)
     while pending:
         node = nodes.get(pending.pop())
@@ -55,7 +58,7 @@ def reached_functions(
     *,
     yield_gil: YieldGil = no_yield,
 ) -> list[function_pb2.FunctionDef]:
-    """The functions that nodes call directly or indirectly, in the library's order."""
+    """Return the functions that nodes call directly or indirectly, in the library's order."""
     functions = {found.signature.name: found for found in library.function}
     gradients = {found.function_name: found.gradient_func for found in library.gradient}
     seen: set[str] = set()
@@ -75,7 +78,7 @@ def reached_functions(
 def in_order(
     nodes: Mapping[str, node_def_pb2.NodeDef], *, yield_gil: YieldGil = no_yield
 ) -> list[str]:
-    """The names of nodes in topological order; those in a cycle are last."""
+    """Return the names of nodes in topological order; nodes of cycles, and nodes that need these, are last."""
     needs = {name: {node_of(i) for i in node.input} & nodes.keys() for name, node in nodes.items()}
     users: dict[str, list[str]] = {name: [] for name in nodes}
     for name, needed in needs.items():
@@ -97,13 +100,13 @@ def in_order(
 
 
 def called_by(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    """The functions that a node may call: its operation, if that is a function, and those in its attributes."""
+    """Yield the names that a node may call as functions: its operation, and the functions in its attributes."""
     yield node.op
     yield from functions_of(node)
 
 
 def functions_of(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    """The functions that a node names in its attributes."""
+    """Yield the names of the functions in a node's attributes."""
     for value in node.attr.values():
         kind = value.WhichOneof("value")
         if kind == "func":
@@ -114,17 +117,17 @@ def functions_of(node: node_def_pb2.NodeDef) -> Iterator[str]:
 
 
 def node_of(tensor: str) -> str:
-    """The node of a tensor's name: `^a`, `a`, `a:0` and `a:output:0` are all of node `a`."""
+    """Return the name of a tensor's node: `a` for `^a`, `a`, `a:0` and `a:output:0`."""
     return tensor.removeprefix("^").split(":")[0]
 
 
 def nodes_by_name(graph: graph_pb2.GraphDef) -> dict[str, node_def_pb2.NodeDef]:
-    """The nodes of a graph."""
+    """Return node name -> node, of a graph."""
     return {node.name: node for node in graph.node}
 
 
 def _parts_of(info: Any) -> list[str]:
-    """The tensors of a sparse or composite tensor."""
+    """Return the names of the tensors that a sparse or composite tensor consists of."""
     if info.WhichOneof("encoding") == "coo_sparse":
         sparse = info.coo_sparse
         return [

@@ -1,8 +1,8 @@
-"""Loads SavedModels whose variables a session does not restore, through their object graph.
+"""Loads SavedModels through their object graph if a session would not restore their variables.
 
-`tf.saved_model.save` of a `tf.Module` that holds a Keras 3 model writes each variable twice: signatures read
-one, and the restore operation fills the other. TensorFlow Serving loads such a model, but every
-answer is an error (tensorflow/serving#2250). `tf.saved_model.load` joins the two.
+For a `tf.Module` that has a Keras 3 model, `tf.saved_model.save` writes each variable twice: the signatures read one
+copy, and the restore operation sets the other. TensorFlow Serving loads such a model, but every answer is an error
+(tensorflow/serving#2250). `tf.saved_model.load` restores both.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ Run = Callable[..., list[np.ndarray[Any, Any]]]
 
 
 def unrestored_variables(meta_graph: meta_graph_pb2.MetaGraphDef) -> set[str]:
-    """The variables that signatures read, but that neither the restore operation nor the initializer sets.
+    """Return the variables that signatures read, but that neither the restore operation nor the initializer sets.
 
-    Empty for a SavedModel without an object graph: TensorFlow 1 names restored variables
+    The result is empty for a SavedModel without an object graph, because TensorFlow 1 names restored variables
     differently.
     """
     if not meta_graph.HasField("saver_def") or not meta_graph.HasField("object_graph_def"):
@@ -64,9 +64,9 @@ def load_object_graph(
     """Load a model whose variables a session would leave empty.
 
     Args:
-        meta_graph: Its graph; all its functions were checked.
-        definitions: Its signatures.
-        folder: Where its variables and assets are.
+        meta_graph: The model's graph; all its functions were checked.
+        definitions: The model's signatures.
+        folder: The folder with the model's variables and assets.
 
     Raises:
         ValueError: a signature has no function in the object graph.
@@ -86,8 +86,8 @@ def load_object_graph(
         for name, definition in callable_.items()
     }
     _log.warning(
-        "%s is served by its object graph, which is slower: a session does not restore its variables. "
-        "Export it by Keras's ExportArchive or model.export()",
+        "%s is served through its object graph, which is slower: a session does not restore its variables. "
+        "Export it with Keras's ExportArchive or model.export()",
         folder,
     )
     return LoadedModel(None, definitions, folder, runs=runs)
@@ -95,10 +95,9 @@ def load_object_graph(
 
 @contextmanager
 def _only(meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path) -> Iterator[Path]:
-    """A private folder with only this graph, and links to the files that it reads.
+    """Create a private folder with a file of only this graph, and links to the variables and assets.
 
-    TensorFlow loads an object graph from a file only, and the one in `folder` may have changed since its
-    check.
+    TensorFlow loads an object graph only from a file, and the file in `folder` may have changed since the check.
     """
     saved = saved_model_pb2.SavedModel(saved_model_schema_version=1, meta_graphs=[meta_graph])
     with tempfile.TemporaryDirectory(prefix="stoker-checked-") as name:
@@ -114,7 +113,7 @@ def _run_of(loaded: Any, function: Any, definition: meta_graph_pb2.SignatureDef)
     outputs = sorted(definition.outputs)
 
     def run(*arrays: np.ndarray[Any, Any]) -> list[np.ndarray[Any, Any]]:
-        _ = loaded  # a function has only weak references to its variables
+        _ = loaded  # keeps the variables: a function has only weak references to them
         fed = {
             name: tf.constant(array, tf.dtypes.as_dtype(info.dtype))
             for (name, info), array in zip(inputs, arrays, strict=True)
@@ -138,9 +137,9 @@ def _array(tensor: tf.Tensor) -> np.ndarray[Any, Any]:
 
 
 def checked_functions(meta_graph: meta_graph_pb2.MetaGraphDef) -> Sequence[str]:
-    """The functions that loading the object graph may run: all except those that only save and restore.
+    """Return the functions that loading the object graph may run: all except those that only save and restore.
 
-    The model's author chooses what `saver_def` names, so a function that an object names too is checked.
+    The model's author chooses the functions that `saver_def` names. They are left out only if no object names them.
     """
     nodes = nodes_by_name(meta_graph.graph_def)
     saver = meta_graph.saver_def
@@ -155,7 +154,7 @@ def checked_functions(meta_graph: meta_graph_pb2.MetaGraphDef) -> Sequence[str]:
 
 
 def _functions_of_objects(meta_graph: meta_graph_pb2.MetaGraphDef) -> set[str]:
-    """The functions that the object graph names; a node may name one that its own list lacks."""
+    """Return the functions that the object graph names, in its list or in a node."""
     objects = meta_graph.object_graph_def
     found = set(objects.concrete_functions)
     for node in objects.nodes:

@@ -1,10 +1,9 @@
 """Loads only graphs that compute: no operation may read a file, run Python or print.
 
-A SavedModel is a program. TensorFlow marks neither `ReadFile` nor `ImmutableConst` as special, and
-runs whatever its signatures and initializers reach. So what they reach must be on a list
-(`allowed_ops.txt`). A model needs two operations that read files, and they may read only these:
-a table from a text file must get its name from the model's assets, and a restored variable from the
-model's own checkpoint.
+A SavedModel is a program. TensorFlow does not treat operations such as `ReadFile` or `ImmutableConst` specially, and
+runs all operations that the signatures and initializers reach. So each of these operations must be on a list
+(`allowed_ops.txt`). Models need two kinds of operations that read files. Each may read only certain files: a table's
+text file must be one of the model's assets, and variables must be restored from the model's own checkpoint.
 """
 
 from __future__ import annotations
@@ -34,10 +33,10 @@ _FROM_ASSET = {
     "InitializeTableFromTextFile": 1,
     "InitializeTableFromTextFileV2": 1,
 }
-"""Operation -> the input that must be an asset's name."""
+"""Operation -> index of the input that must be an asset's name."""
 
 _FROM_CHECKPOINT = {"Restore": 0, "RestoreV2": 0, "RestoreSlice": 0}
-"""Operation -> the input that must be the name of the model's own checkpoint."""
+"""Operation -> index of the input that must be the name of the model's own checkpoint."""
 
 _SAME_VALUE = ("Identity", "StopGradient")
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
@@ -45,12 +44,12 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _ASSET, _CHECKPOINT, _OTHER = "asset", "checkpoint", "other"
 
 Origins = tuple[str, ...]
-"""Where each argument of a function comes from."""
+"""The origin of each argument of a function: asset, checkpoint or other."""
 
 
 @cache
 def allowed_operations() -> frozenset[str]:
-    """The operations that any model may have."""
+    """Return the operations that every model may have."""
     text = resources.files("stoker.serve.loading").joinpath("allowed_ops.txt").read_text()
     return frozenset(text.split())
 
@@ -58,19 +57,19 @@ def allowed_operations() -> frozenset[str]:
 def check_model(
     folder: Path, *, allow: frozenset[str] = frozenset(), yield_gil: YieldGil = no_yield
 ) -> saved_model_pb2.SavedModel:
-    """Refuse a SavedModel that could do anything but compute, before any of it is run.
+    """Refuse a SavedModel that could do more than compute, before any part of it runs.
 
     Args:
         folder: The version's folder.
-        allow: Names of operations that it may have in addition to those on the list.
+        allow: Names of operations that the model may have in addition to those on the list.
         yield_gil: Called often.
 
     Returns:
-        The checked content: the file may have changed by the next read.
+        The checked content. Load this and not the file, which may have changed.
 
     Raises:
-        DataError: a signature or an initializer reaches another operation, or a file outside of
-            the folder; it is named.
+        DataError: a signature or an initializer reaches an operation that is not allowed, or a file outside of the
+            folder; the message names it.
     """
     check_files(folder)
     saved = read_saved_model(folder)
@@ -83,7 +82,7 @@ def check_model(
 
 @dataclass(frozen=True)
 class _Scope:
-    """The nodes of a graph or a function, and where the function's arguments come from."""
+    """The nodes of a graph or of a function, and the origins of the function's arguments."""
 
     nodes: Mapping[str, node_def_pb2.NodeDef]
     arguments: Mapping[str, str]
@@ -92,7 +91,7 @@ class _Scope:
 
 @dataclass
 class _Walk:
-    """All nodes that the roots of one graph reach."""
+    """Checks all nodes that the roots of a graph reach."""
 
     folder: Path
     meta_graph: meta_graph_pb2.MetaGraphDef
@@ -104,14 +103,14 @@ class _Walk:
     def __post_init__(self) -> None:
         graph = self.meta_graph.graph_def
         self.functions = {found.signature.name: found for found in graph.library.function}
-        # `SymbolicGradient` names a function, and runs the one that the library has for its gradient.
+        # `SymbolicGradient` names a function, but runs the function that the library lists as its gradient.
         self.gradients = {g.function_name: g.gradient_func for g in graph.library.gradient}
         self.allowed = allowed_operations() | self.allow
         self.known = {
             node_of(a.tensor_info.name): _ASSET for a in assets_of(self.folder, self.meta_graph)
         }
         self.known[node_of(self.meta_graph.saver_def.filename_tensor_name)] = _CHECKPOINT
-        for signature in self.meta_graph.signature_def.values():  # what clients may feed
+        for signature in self.meta_graph.signature_def.values():  # clients may feed these
             self.known |= {node_of(info.name): _OTHER for info in signature.inputs.values()}
 
     def check(self) -> None:
@@ -156,7 +155,7 @@ class _Walk:
         )
 
     def _follow(self, node: node_def_pb2.NodeDef, scope: _Scope) -> None:
-        """Queue the functions that a node calls for the check."""
+        """Queue the functions that a node calls, so that they are checked, too."""
         origins: Origins = ()
         if node.op in _CALLS or node.op in self.functions:
             data = [name for name in node.input if not name.startswith("^")]
@@ -171,7 +170,7 @@ class _Walk:
             self.pending.append((name, origins))
 
     def _origin(self, name: str, scope: _Scope) -> str:
-        """Where a tensor comes from, through operations that do not change it."""
+        """Return the origin of a tensor, followed back through operations that do not change values."""
         for _ in range(len(scope.nodes) + 1):
             node_name = node_of(name)
             if node_name in scope.arguments:
@@ -187,10 +186,10 @@ class _Walk:
         return _OTHER
 
     def _kept(self, handle: str, scope: _Scope) -> str:
-        """Where a variable's value comes from: a variable holds an asset's name between two steps.
+        """Return the origin of a variable's value. Some models keep an asset's name in a variable between two runs.
 
-        It is the asset's only if the handle goes nowhere but to reads and to assignments of an asset,
-        and no other node is a handle of the same variable.
+        The origin is the asset only if the handle is used only by reads and by assignments of an asset, and no other
+        node is a handle of the same variable.
         """
         variable = scope.nodes.get(handle)
         if variable is None or variable.op != "VarHandleOp" or self._has_twin(variable):

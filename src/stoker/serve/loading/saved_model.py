@@ -1,4 +1,4 @@
-"""Checks the files of a SavedModel: complete, and all inside its own folder."""
+"""Checks that the files of a SavedModel are complete and inside its own folder."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _ASSETS_KEY = tf.saved_model.ASSETS_KEY
 
 
 def read_saved_model(folder: Path) -> saved_model_pb2.SavedModel:
-    """Find the file of a SavedModel.
+    """Read the file of a SavedModel.
 
     Raises:
-        DataError: the file is damaged, or there are several.
+        DataError: the file is missing or damaged, or there are several.
     """
     binary, text = folder / "saved_model.pb", folder / "saved_model.pbtxt"
     if (folder / "saved_model.cpb").exists() or (binary.is_file() and text.is_file()):
@@ -35,25 +35,25 @@ def read_saved_model(folder: Path) -> saved_model_pb2.SavedModel:
 
 
 def check_files(folder: Path) -> None:
-    """Check that every link in a version leads to a file in it.
+    """Check that every link in a version's folder points to a path inside the folder.
 
     Raises:
-        DataError: a link does not; the error names it.
+        DataError: a link points outside; the message names the link.
     """
     inside = folder.resolve()
     for path in folder.rglob("*"):
         if path.is_symlink() and not path.resolve().is_relative_to(inside):
             raise DataError(
-                f"{folder}: every link in a version must lead to a file in it",
-                got=Plain(f"{path.relative_to(folder)}, which leads elsewhere"),
-                fix="Copy what it leads to in its place.",
+                f"{folder}: every link in a version must point to a file inside its folder",
+                got=Plain(f"{path.relative_to(folder)}, which points outside"),
+                fix="Replace the link by a copy of the file.",
             )
 
 
 def assets_of(
     folder: Path, meta_graph: meta_graph_pb2.MetaGraphDef
 ) -> list[meta_graph_pb2.AssetFileDef]:
-    """The files that tables are filled from; TensorFlow 1 kept them in a collection.
+    """Return the assets, i.e. the files that tables are filled from; TensorFlow 1 listed them in a collection.
 
     Raises:
         DataError: the collection is damaged.
@@ -77,13 +77,13 @@ def check_assets(folder: Path, meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
     """Check that every asset is in the folder of assets.
 
     Raises:
-        DataError: an asset is elsewhere; the error names it.
+        DataError: an asset is elsewhere; the message names it.
     """
     for asset in assets_of(folder, meta_graph):
         name = PurePosixPath(asset.filename)
         if name.is_absolute() or ".." in name.parts or not name.parts:
             raise DataError(
-                f"{folder}: a model's assets must be in its folder assets",
+                f"{folder}: a model's assets must be in its subfolder assets",
                 got=Plain(f"the asset {asset.filename[:100]!r}"),
                 fix="Export it again.",
             )
@@ -91,7 +91,7 @@ def check_assets(folder: Path, meta_graph: meta_graph_pb2.MetaGraphDef) -> None:
 
 def _not_whole(folder: Path, got: str) -> DataError:
     return DataError(
-        f"{folder}: what is served must be one whole SavedModel",
+        f"{folder} must contain one complete SavedModel",
         got=Plain(got),
         fix="Export it again, or copy it again.",
     )

@@ -1,10 +1,9 @@
 """Loads a checked SavedModel into a session, in pieces that release the GIL in between.
 
-TensorFlow's own loader (`tf.compat.v1.saved_model.load`) parses the file once more, and imports the
-graph in one call that holds the GIL during all of its C++ code: most of that infers the shapes
-within every function, which serving does not need. Here, only reachable nodes are imported,
-function by function and some nodes at a time, without shape inference; restoring, initializing and optimizing
-do not hold the GIL anyway.
+TensorFlow's own loader (`tf.compat.v1.saved_model.load`) parses the file once more, and imports the graph in one call
+that holds the GIL all the time. Most of this time, it infers the shapes within every function, which serving does not
+need. This module imports only reachable nodes, function by function and a few nodes at a time, without shape inference.
+Restoring, initializing and optimizing do not hold the GIL.
 """
 
 from __future__ import annotations
@@ -45,7 +44,7 @@ from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 _log = logging.getLogger(__name__)
 
 _NODES = 20
-"""Nodes per piece: each costs about 50 us, partly in C++ that holds the GIL."""
+"""Minimum number of nodes per piece. A node takes about 50 us, partly in C++ code that holds the GIL."""
 
 _Fill = Callable[
     [tf.compat.v1.Session, meta_graph_pb2.MetaGraphDef, Path, YieldGil],
@@ -56,7 +55,7 @@ _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _COLOCATED = b"loc:@"
 
 _FAILURES = (OSError, RuntimeError, ValueError, TypeError, KeyError, DecodeError, tf.errors.OpError)
-"""What TensorFlow raises for an invalid graph or checkpoint."""
+"""Exceptions that TensorFlow raises for an invalid graph or checkpoint."""
 
 
 def load_checked(
@@ -70,10 +69,10 @@ def load_checked(
     """Load the SavedModel that `check_model` returned.
 
     Args:
-        folder: Where its variables and assets are.
-        saved: The file's content.
-        yield_gil: Called between the pieces.
-        session: Its session's configuration; None for the default.
+        folder: The folder with the model's variables and assets.
+        saved: The checked SavedModel.
+        yield_gil: Called between two pieces.
+        session: Configuration of the session; None: the default.
         tags: The tags of the graph to load.
 
     Raises:
@@ -101,7 +100,11 @@ def load_checked(
         except tf.errors.ResourceExhaustedError:
             raise  # a second attempt would need as much memory
         except _FAILURES as error:
-            _log.info("%s is loaded in one piece: %s", folder, first_line(error))
+            _log.info(
+                "%s cannot be loaded in pieces, so it is loaded in one call: %s",
+                folder,
+                first_line(error),
+            )
         return _loaded(meta_graph, folder, _fill, how)
     except tf.errors.ResourceExhaustedError as error:
         raise too_large(folder, error) from error
@@ -110,18 +113,18 @@ def load_checked(
 
 
 def too_large(folder: Path, error: tf.errors.ResourceExhaustedError) -> UserError:
-    """The error for a model that does not fit in memory."""
+    """Return the error for a model that does not fit in memory."""
     return UserError(
         f"{folder} must fit in the memory of its device",
         got=Plain(first_line(error)),
         fix="Serve fewer models or use fewer --workers, raise --per_process_gpu_memory_fraction or "
-        "--max-memory-mb where one is set, or add --unload-first to unload the version before.",
+        "--max-memory-mb if they are set, or add --unload-first to unload the old version before loading the new one.",
     )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _How:
-    """Converts a graph into a model."""
+    """Options of loading."""
 
     yield_gil: YieldGil
     session: tf.compat.v1.ConfigProto
@@ -133,7 +136,7 @@ def _loaded(
     fill: _Fill,
     how: _How,
 ) -> LoadedModel:
-    """A session in which `fill` has imported and restored the graph, ready to be called."""
+    """Return a model, ready to be called, whose graph `fill` has imported and restored."""
     graph = tf.Graph()
     session = tf.compat.v1.Session(graph=graph, config=how.session)
     try:
@@ -167,11 +170,11 @@ def _fill(
     folder: Path,
     yield_gil: YieldGil,
 ) -> None:
-    """Load with TensorFlow's own loader: it knows older formats, and its error gives the reason."""
+    """Load with TensorFlow's own loader, which knows older formats, and whose errors give the reason of a failure."""
     whole = meta_graph_pb2.MetaGraphDef()
     whole.CopyFrom(meta_graph)
     for function in whole.graph_def.library.function:
-        # A library function could replace one that is called, and only those that are called were checked.
+        # With this attribute, TensorFlow could run another function of the library, which was not checked.
         function.attr.pop("api_implements", None)
     saver = tf.compat.v1.train.import_meta_graph(whole)
     yield_gil()
@@ -199,7 +202,10 @@ def _names_its_restore(meta_graph: meta_graph_pb2.MetaGraphDef) -> bool:
 def _definitions(
     meta_graph: meta_graph_pb2.MetaGraphDef,
 ) -> dict[str, meta_graph_pb2.SignatureDef]:
-    """Copy the signatures: a part of a message keeps the whole message in memory, frozen weights included."""
+    """Return copies of the signatures.
+
+    A part of a message would keep the whole message, with frozen weights, in memory.
+    """
     found = {name: meta_graph_pb2.SignatureDef() for name in meta_graph.signature_def}
     for name, copy in found.items():
         copy.CopyFrom(meta_graph.signature_def[name])
@@ -215,7 +221,7 @@ def _bound(model: LoadedModel) -> LoadedModel:
 def _pieces(
     meta_graph: meta_graph_pb2.MetaGraphDef, yield_gil: YieldGil
 ) -> Iterator[graph_pb2.GraphDef]:
-    """Split the graph into pieces, each of which needs only earlier ones."""
+    """Split the graph into pieces, each of which needs only earlier pieces."""
     whole = meta_graph.graph_def
     roots = [*roots_of(meta_graph), node_of(meta_graph.saver_def.filename_tensor_name)]
     kept = {node.name: node for node in reached(nodes_by_name(whole), roots)}
@@ -237,7 +243,7 @@ def _pieces(
         for name in run:
             node = piece.node.add()
             node.CopyFrom(kept[name])
-            if node.op in names:  # otherwise the shapes within the function are inferred at once
+            if node.op in names:  # otherwise TensorFlow infers the shapes within the function now
                 node.attr["_disable_call_shape_inference"].b = True
         yield piece
 
@@ -249,9 +255,9 @@ def _empty(whole: graph_pb2.GraphDef) -> graph_pb2.GraphDef:
 def _runs(
     names: Sequence[str], nodes: Mapping[str, node_def_pb2.NodeDef]
 ) -> Iterator[Sequence[str]]:
-    """Split names, in order, so that names that must come together are in one piece."""
+    """Split names, in order, into pieces. Names that must be imported together are in the same piece."""
     place = {name: number for number, name in enumerate(names)}
-    ends = list(range(len(names)))  # for each index, how far the piece that contains it must reach
+    ends = list(range(len(names)))  # index -> the last index that must be in the same piece
     for name in names:
         for tied in _tied_to(nodes[name]):
             if tied in place:
@@ -272,7 +278,7 @@ def _runs(
 
 
 def _tied_to(node: node_def_pb2.NodeDef) -> Iterator[str]:
-    """Nodes that must be imported together with this one: pieces can exchange only tensors."""
+    """Yield the names of nodes that must be in the same piece as this node, because pieces can share only tensors."""
     for name in node.input:
         if name.startswith("^"):
             yield node_of(name)
@@ -315,7 +321,7 @@ def _restore(
 def _initialize(
     session: tf.compat.v1.Session, meta_graph: meta_graph_pb2.MetaGraphDef, folder: Path
 ) -> None:
-    """Initialize the tables, and everything else that the model's initializer does."""
+    """Run the model's initializer, which fills the tables."""
     name = _initializer(meta_graph)
     if name is None:
         return
@@ -331,9 +337,9 @@ def _initialize(
 def _require_variables(
     session: tf.compat.v1.Session, meta_graph: meta_graph_pb2.MetaGraphDef
 ) -> None:
-    """Refuse a model that reads a variable without a value: it would fail every request.
+    """Raise if the model reads a variable without a value, because every request would fail.
 
-    With an object graph, `unrestored_variables` has found these without running anything.
+    In a model with an object graph, `unrestored_variables` has found such variables already, without running anything.
     """
     if meta_graph.HasField("object_graph_def"):
         return

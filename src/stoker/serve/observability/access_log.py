@@ -23,7 +23,7 @@ from stoker.serve.request_record import RequestRecord
 from stoker.serve.runtime.background import Background
 
 _MAX_CHARS = 256
-"""Longest text from a client in a line."""
+"""Maximum number of characters of a string from a client in a line."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -34,40 +34,40 @@ class Entry:
     """ "REST" or "GRPC"."""
 
     method: str
-    """ "POST /v1/models/M:predict", or the name of the call."""
+    """ HTTP method and path, e.g. "POST /v1/models/M:predict"; over gRPC, the name of the method."""
 
     status: int | str
-    """The HTTP status, or the canonical code's name."""
+    """The HTTP status; over gRPC, the name of the status code."""
 
     record: RequestRecord
-    """What is known of the request."""
+    """Facts about the request."""
 
     peer: str = ""
     """The client's address."""
 
     bytes_in: int = 0
-    """Size of the body as received; over gRPC, of the message."""
+    """Size of the received body, before decompression, bytes; over gRPC, size of the message."""
 
     bytes_out: int = 0
-    """Size of the response body."""
+    """Size of the response body or message, bytes."""
 
     request_id: str = ""
-    """The client's `X-Request-Id`, or a random name."""
+    """The client's `X-Request-Id`, or a random ID."""
 
     key: str = ""
-    """The name of its API key; never the key."""
+    """The name of the request's API key; never the key itself."""
 
     caller: Mapping[str, str] = field(default_factory=dict)
-    """The trace headers of its client; made by `caller_of`."""
+    """The trace headers of the request, from `caller_of`."""
 
     at_s: float = field(default_factory=time.time)
-    """Time of the end, by the wall clock."""
+    """Time of the request's end, seconds of the wall clock."""
 
     def line(self, now_s: float) -> str:
         """Return the entry as JSON.
 
         Args:
-            now_s: Time of the end, by the monotonic clock.
+            now_s: Time of the request's end, seconds of the monotonic clock.
         """
         record = self.record
         at = dt.datetime.fromtimestamp(self.at_s, dt.UTC)
@@ -99,7 +99,7 @@ class AccessLog(Protocol):
         """Record a request; returns at once."""
 
     def close(self) -> None:
-        """Write the pending entries; no more requests follow."""
+        """Write the pending entries. No request may follow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,10 +124,10 @@ STANDARD_ERROR = "-"
 
 
 class AccessFile:
-    """Appends a line of JSON per request to a file, which is opened again after log rotation moved it."""
+    """Appends a line of JSON per request to a file, and opens the file again after log rotation has moved it."""
 
     def __init__(self, path: str, *, dropped: Counter) -> None:
-        """Args: path: the file, "-" for standard error; dropped: counts lost lines.
+        """Args: path: the file; "-": standard error; dropped: counts lost lines.
 
         Raises:
             ConfigError: the file cannot be written.
@@ -138,7 +138,7 @@ class AccessFile:
             self._reopen_if_moved()
         except OSError as error:
             raise ConfigError(
-                "the access log must be a file that can be written",
+                "the access log must be a writable file",
                 got=Plain(f"{path} ({error.strerror})"),
             ) from error
         self._lines: Background[str] = Background(
@@ -165,7 +165,7 @@ class AccessFile:
             return
         self._reopen_if_moved()
         raw = text.encode()
-        while raw:  # appended in one call, so that the lines of several workers do not mix
+        while raw:  # usually one call, so that the lines of several workers do not mix
             raw = raw[os.write(self._file, raw) :]
 
     def _reopen_if_moved(self) -> None:
@@ -188,7 +188,7 @@ def caller_of(headers: Iterable[tuple[str | bytes, str | bytes]]) -> dict[str, s
     """Return the trace headers of a request.
 
     Args:
-        headers: Names in lower case and values, of HTTP or of gRPC's metadata.
+        headers: HTTP headers or gRPC metadata: names in lower case, and values.
     """
     return {_text(name): _text(value) for name, value in headers if name in _CALLER}
 
@@ -198,5 +198,5 @@ def _text(value: str | bytes) -> str:
 
 
 def request_id_of(sent: str) -> str:
-    """Return the client's name of its request if it is printable, else a random name."""
+    """Return the client's ID of its request if it is printable, else a random ID."""
     return sent if sent and sent.isascii() and sent.isprintable() else os.urandom(8).hex()

@@ -1,4 +1,4 @@
-"""Counters, gauges and histograms of a server, whose numbers are in rows that all its workers read."""
+"""Counters, gauges and histograms of a server. Their numbers are in rows that all workers of the server can read."""
 
 from __future__ import annotations
 
@@ -16,16 +16,17 @@ from stoker.telemetry.catalogue.metric import Metric
 from stoker.telemetry.exposition import Labels, label_text, sample
 
 UNKNOWN_MODEL = "other"
-"""The label of models that are not served, and of those beyond the limit of series: clients must not be able to create series."""
+"""The label of models that are not served, so that clients cannot create series, and of models beyond the limit of
+series."""
 
 OF_MODELS = frozenset({"model_name", "model", "version", "column"})
 """Labels whose values come from models."""
 
 COUNTING = threading.Lock()
-"""Lock of all numbers; code that counts several things of a request takes it once."""
+"""Lock of all numbers. Code that changes several numbers for a request takes it once."""
 
 Values = tuple[str, ...]
-"""Values of a metric's labels, in their order."""
+"""Values of a metric's labels, in the order of the labels."""
 
 Row = Sequence[float]
 """The numbers of one series."""
@@ -41,7 +42,7 @@ class Instrument:
         cells: SharedCounters | None = None,
         limit: SeriesLimit | None = None,
     ) -> None:
-        """Args: metric: of the catalogue; cells: storage of the numbers; limit: of the series of models."""
+        """Args: metric: from the catalogue; cells: storage of the numbers; limit: limits the series of models."""
         self.metric = metric
         self._cells = cells or SharedCounters()
         self._limit = limit or SeriesLimit()
@@ -50,21 +51,21 @@ class Instrument:
 
     @property
     def _width(self) -> int:
-        """Numbers per row."""
+        """Number of values in a row."""
         return 1
 
     def combined(self, rows: Sequence[Row]) -> Row:
-        """Return the numbers of one series from those of several workers."""
+        """Combine the rows of several workers for the same series."""
         if len(rows) == 1:
             return rows[0]
         return [sum(numbers) for numbers in zip(*rows, strict=True)]
 
     def lines_of(self, values: Values, row: Row) -> list[str]:
-        """Return the lines of one series."""
+        """Return the lines of one series in Prometheus's text format."""
         return [sample(self.metric.name, self._labels(values), row[0])]
 
     def lines(self) -> list[str]:
-        """Return the samples of this process, one per line."""
+        """Return the samples of this process in Prometheus's text format, one per line."""
         found = grouped(self._cells.rows()).get(self.metric.name, {})
         return [line for values, row in found.items() for line in self.lines_of(values, row)]
 
@@ -106,11 +107,11 @@ class Instrument:
 def grouped(
     rows: Mapping[str, Row], yield_gil: YieldGil = no_yield
 ) -> dict[str, dict[Values, Row]]:
-    """Return metric's name -> values of its labels -> numbers, of the rows of a worker.
+    """Group the rows of a worker: metric's name -> values of its labels -> numbers.
 
     Args:
-        rows: key -> numbers.
-        yield_gil: called often.
+        rows: Key -> numbers.
+        yield_gil: Called often.
     """
     found: dict[str, dict[Values, Row]] = {}
     for key, numbers in rows.items():
@@ -121,12 +122,12 @@ def grouped(
 
 
 class Count:
-    """The number of one combination of labels, looked up once for frequent counting."""
+    """The number of one combination of labels, looked up once, so that frequent counting is fast."""
 
     __slots__ = ("_row",)
 
     def __init__(self, row: memoryview[float]) -> None:
-        """Args: row: its storage."""
+        """Args: row: storage of the number."""
         self._row = row
 
     def add(self, amount: float = 1.0) -> None:
@@ -140,12 +141,12 @@ class Count:
 
 
 class Spread:
-    """The buckets of one combination of labels, looked up once for frequent counting."""
+    """The buckets of one combination of labels, looked up once, so that frequent counting is fast."""
 
     __slots__ = ("_bounds", "_row")
 
     def __init__(self, row: memoryview[float], bounds: tuple[float, ...]) -> None:
-        """Args: row: their storage; bounds: the metric's."""
+        """Args: row: storage of the buckets; bounds: upper bounds of the metric's buckets."""
         self._row, self._bounds = row, bounds
 
     def observe(self, value: float) -> None:
@@ -167,7 +168,7 @@ class Spread:
 
 
 class Counter(Instrument):
-    """A number per combination of labels that never decreases."""
+    """A number that never decreases, per combination of labels."""
 
     def of(self, **labels: str) -> Count:
         """Return the number of these labels."""
@@ -180,7 +181,7 @@ class Counter(Instrument):
 
 
 class Gauge(Instrument):
-    """A current value per combination of labels; only living processes count."""
+    """A current value, per combination of labels. Only values of running processes count."""
 
     def add(self, amount: float, **labels: str) -> None:
         """Add to the number of these labels."""
@@ -194,7 +195,7 @@ class Gauge(Instrument):
 
     @contextmanager
     def held(self, **labels: str) -> Iterator[None]:
-        """Count one more while the context is open."""
+        """Add 1 for the duration of the `with` block."""
         self.add(1.0, **labels)
         try:
             yield
@@ -203,23 +204,26 @@ class Gauge(Instrument):
 
 
 class Age(Gauge):
-    """Seconds since an event last happened, per combination of labels; each worker has its own."""
+    """Seconds since an event last happened, per combination of labels. One of the labels is the worker."""
 
     def happened(self, at_s: float, **labels: str) -> None:
-        """Record that it happened at this time of the monotonic clock, which all processes of a machine share."""
+        """Record when the event happened, seconds of the monotonic clock, which all processes of a machine share."""
         with COUNTING:
             self._row(tuple(labels.items()))[0] = at_s
 
     def lines_of(self, values: Values, row: Row) -> list[str]:
-        """Return the line of one series; none if the event never happened."""
+        """Return the line of one series; empty if the event never happened."""
         return super().lines_of(values, [time.monotonic() - row[0]]) if row[0] else []
 
 
 class Level(Gauge):
-    """A value that is set or removed; the largest of several workers counts. A row holds the value plus 1."""
+    """A value that can be set and removed, per combination of labels.
+
+    The maximum over the workers counts. A row holds the value plus 1; 0 means that no value is set.
+    """
 
     def set(self, value: float, **labels: str) -> None:
-        """Set the value of these labels, which must not be below 0; beyond the limit of series it is left out."""
+        """Set the value of these labels, at least 0. Beyond the limit of series, it is ignored."""
         with COUNTING:
             values = self._in_order(labels)
             if self._limit.admits(self._key(values)):
@@ -232,16 +236,16 @@ class Level(Gauge):
             self.reset(values)
 
     def combined(self, rows: Sequence[Row]) -> Row:
-        """Return the largest value."""
+        """Return the row with the largest value."""
         return max(rows, key=lambda row: row[0])
 
     def lines_of(self, values: Values, row: Row) -> list[str]:
-        """Return the line of one series; none if no value is set."""
+        """Return the line of one series; empty if no value is set."""
         return super().lines_of(values, [row[0] - 1.0]) if row[0] else []
 
 
 class Histogram(Instrument):
-    """Counts of values per bucket, per combination of labels."""
+    """Numbers of values in buckets, per combination of labels."""
 
     def __init__(
         self,
@@ -251,14 +255,14 @@ class Histogram(Instrument):
         cells: SharedCounters | None = None,
         limit: SeriesLimit | None = None,
     ) -> None:
-        """Args: metric, cells, limit: as of every instrument; bounds: ascending, without +Inf."""
+        """Args: metric, cells, limit: see `Instrument`; bounds: the buckets' upper bounds, ascending, without +Inf."""
         super().__init__(metric, cells=cells, limit=limit)
         self._bounds = tuple(bounds)
         self._bound_texts = (*(f"{bound:g}" for bound in self._bounds), "+Inf")
 
     @property
     def _width(self) -> int:
-        return len(self._bounds) + 2  # the sum, and a count per bound and for +Inf
+        return len(self._bounds) + 2  # the sum, a count per bound, and a count for +Inf
 
     def of(self, **labels: str) -> Spread:
         """Return the buckets of these labels."""

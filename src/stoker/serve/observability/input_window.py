@@ -1,4 +1,4 @@
-"""A random sample of the rows of requests in a window of time, and its statistics."""
+"""A random sample of the rows of all requests in a time window, and its statistics."""
 
 from __future__ import annotations
 
@@ -15,20 +15,21 @@ from stoker.core.statistics.columns import ColumnStatistics
 from stoker.core.statistics.values import statistics_of_sizes, statistics_of_values
 
 MAX_ROWS = 2_000
-"""Rows of a sample; two samples of one distribution then usually differ by at most 5 % of the rows."""
+"""Maximum number of rows of a sample. Two samples of this size from the same distribution usually differ by at most 5 %
+of the rows."""
 
 MAX_WIDTH = 64
-"""Most values of a row in one column; wider columns are not compared."""
+"""Maximum number of values that a row may have in a column; wider columns are not compared."""
 
 MAX_TEXT = 256
-"""Most characters of a text that are kept."""
+"""Number of characters of a string that are kept."""
 
 _CUT = 4 * MAX_TEXT
-"""Bytes of a text that are kept until it is decoded: UTF-8 takes at most four for a character."""
+"""Number of bytes of a string that are kept until it is decoded: a character in UTF-8 takes at most four bytes."""
 
 _CELL_BYTES = 8
 _TEXT_BYTES = 60
-"""Memory of a number, and of a text without its characters."""
+"""Memory of a number (`_CELL_BYTES`) and of a string without its characters (`_TEXT_BYTES`), bytes."""
 
 Inputs = Mapping[str, NDArray[Any]]
 """Input -> [rows, ...] values."""
@@ -39,14 +40,14 @@ class SampledInputs:
     """The first rows of a request, reduced to what the statistics need."""
 
     values: Inputs
-    """Long texts are cut."""
+    """The values. Long strings are cut."""
 
     sizes: Inputs
-    """Input of bytes -> [rows, ...] their number, before they were cut."""
+    """String input -> [rows, ...] length of each value before it was cut: bytes, or characters of a `str`."""
 
     @property
     def held_bytes(self) -> int:
-        """Memory that they take, approximately."""
+        """Approximate memory of the rows, bytes."""
         texts = (each for each in self.values.values() if each.dtype == object)
         return sum(each.nbytes for each in (*self.values.values(), *self.sizes.values())) + sum(
             _TEXT_BYTES + len(text) for each in texts for text in each.flat
@@ -54,11 +55,11 @@ class SampledInputs:
 
 
 def sampled_inputs(inputs: Inputs, *, rows: int) -> SampledInputs:
-    """Copy some rows; wide columns are left out.
+    """Copy the first rows of a request, without wide columns.
 
     Args:
-        inputs: of a request; texts as bytes or `str`.
-        rows: most of them.
+        inputs: Inputs of a request; strings are bytes or `str`.
+        rows: Maximum number of rows.
     """
     values, sizes = dict[str, NDArray[Any]](), dict[str, NDArray[Any]]()
     for name, column in inputs.items():
@@ -77,10 +78,10 @@ def sampled_inputs(inputs: Inputs, *, rows: int) -> SampledInputs:
 
 
 class InputWindow:
-    """A sample of the rows in a window, each with the same probability. For one thread."""
+    """A random sample of the rows in a window; each row is in it with the same probability. For use in one thread."""
 
     def __init__(self, training: Mapping[str, ColumnStatistics], *, began_s: float) -> None:
-        """Args: training: statistics by column; began_s: when it began, by the monotonic clock."""
+        """Args: training: statistics by column; began_s: start of the window, seconds of the monotonic clock."""
         self.training = training
         self.began_s = began_s
         self.seen = 0
@@ -88,7 +89,7 @@ class InputWindow:
         self._columns: dict[str, NDArray[Any]] = {}
 
     def add(self, inputs: SampledInputs) -> None:
-        """Add the rows of a request; one without a column of the others is left out."""
+        """Add the rows of a request. A request that lacks a column of the first request in the window is ignored."""
         rows = flat_rows(inputs, self.training)
         if not self._columns:
             self._columns = {
@@ -119,7 +120,10 @@ class InputWindow:
                 yield statistics_of_values(held[:rows], of_column)
 
     def _place(self, number: int) -> int:
-        """Return the index for the n-th row; from `MAX_ROWS` on, rows may be left out."""
+        """Return the index at which the n-th row is stored.
+
+        An index from `MAX_ROWS` on means that the row is left out.
+        """
         if number < MAX_ROWS:
             return number
         return random.randrange(number + 1)  # noqa: S311 - a sample, not a secret
@@ -135,9 +139,9 @@ class InputWindow:
 def flat_rows(
     inputs: SampledInputs, training: Mapping[str, ColumnStatistics]
 ) -> dict[str, NDArray[Any]]:
-    """Return column -> [rows, values], of the columns that can be compared.
+    """Return column -> [rows, values], for the columns that can be compared with the training data.
 
-    Texts are `str`, numbers float64 or int64, images the number of their bytes.
+    Strings become `str`, numbers float64 or int64, images the number of their bytes.
     """
     found = {}
     for name, column in training.items():

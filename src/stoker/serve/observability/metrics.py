@@ -1,8 +1,8 @@
-"""All metrics of a server, by TensorFlow Serving's names, and their text for Prometheus.
+"""All metrics of a server, with TensorFlow Serving's names, and their text for Prometheus.
 
-prometheus-client cannot write them: it adds `_total` to the name of every counter.
+prometheus-client cannot write these names, because it adds `_total` to the name of every counter.
 
-Workers count into files of one folder; the worker that is scraped adds them up.
+Each worker counts in a file of its own in a shared folder. The worker that Prometheus scrapes adds the files up.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ from stoker.telemetry.catalogue import serving
 from stoker.telemetry.exposition import family, header
 
 LATENCY_BOUNDS_US = tuple(10 * 1.8**power for power in range(33))
-"""Upper bounds of the latency buckets, microseconds; TensorFlow Serving's own."""
+"""Upper bounds of the latency buckets, microseconds; the same as TensorFlow Serving's."""
 
 COUNT_BOUNDS = tuple(float(2**power) for power in range(14))
-"""Upper bounds of the buckets for rows and batches; TensorFlow Serving's own without the last."""
+"""Upper bounds of the buckets for numbers of rows; the same as TensorFlow Serving's, without its last bound."""
 
 FILE_SUFFIX = ".metrics"
-"""Suffix of a worker's file."""
+"""Suffix of the file with a worker's numbers."""
 
 _Worker = dict[str, dict[Values, Row]]
-"""Metric's name -> values of its labels -> numbers, of one worker."""
+"""The numbers of one worker: metric's name -> values of its labels -> numbers."""
 
 
 class ServeMetrics:
@@ -57,14 +57,14 @@ class ServeMetrics:
         """Start from zero, or continue the counts of a replaced worker.
 
         Args:
-            folder: Folder of all workers' counts; None counts in memory, for this process alone.
-            worker: The number of this worker; no other living worker has it.
-            max_series: Most series of all models together; further ones count as `UNKNOWN_MODEL`.
+            folder: Folder with the files of all workers; None: the numbers of this process alone, in memory.
+            worker: The number of this worker; no other running worker has the same number.
+            max_series: Maximum number of series of all models together; further series are counted as `UNKNOWN_MODEL`.
         """
         self._folder = folder
         self.worker = worker
         self._cells = SharedCounters(None if folder is None else folder / f"{worker}{FILE_SUFFIX}")
-        self.limit = SeriesLimit(folder, most=max_series)
+        self.limit = SeriesLimit(folder, max_series=max_series)
         cells, limit = self._cells, self.limit
         counter = partial(Counter, cells=cells, limit=limit)
         gauge = partial(Gauge, cells=cells, limit=limit)
@@ -98,18 +98,18 @@ class ServeMetrics:
         self._begin_life()
 
     def all(self) -> list[Instrument]:
-        """Return what writes each metric."""
+        """Return the instruments of all metrics."""
         return [found for found in vars(self).values() if isinstance(found, Instrument)]
 
     def exposition(self) -> str:
-        """Return the text for Prometheus, summed over all workers."""
+        """Return all metrics in Prometheus's text format, summed over all workers."""
         return "".join(f"{line}\n" for lines in self.blocks() for line in lines)
 
     def blocks(self, yield_gil: YieldGil = no_yield) -> Iterator[Sequence[str]]:
-        """Yield the lines for Prometheus, of a series or a metric at a time, summed over all workers.
+        """Yield the lines of `exposition`: each block has the header of a metric or the lines of a series.
 
         Args:
-            yield_gil: called often.
+            yield_gil: Called often.
         """
         workers = [grouped(rows, yield_gil) for rows in self._sources(yield_gil)]
         living = [worker for worker in workers if self._lives(worker)]
@@ -123,7 +123,7 @@ class ServeMetrics:
         yield from self._machine_blocks(living)
 
     def _begin_life(self) -> None:
-        """Reset the gauges of a replaced worker, and note this process."""
+        """Reset the gauges of the replaced worker, and record the ID of this process."""
         rows = grouped(self._cells.rows())
         for instrument in self.all():
             if isinstance(instrument, Gauge):
@@ -151,7 +151,7 @@ class ServeMetrics:
 
 
 def _by_series(workers: Sequence[_Worker], name: str) -> Mapping[Values, list[Row]]:
-    """Return values of a metric's labels -> the numbers of each worker that has them."""
+    """Return values of a metric's labels -> the numbers of all workers that have this series."""
     found: dict[Values, list[Row]] = {}
     for worker in workers:
         for values, row in worker.get(name, {}).items():

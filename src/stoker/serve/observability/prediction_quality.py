@@ -1,7 +1,8 @@
-"""Skew and drift of requests: computed in the background from a sample, for models that carry training statistics.
+"""Skew and drift of requests, computed in the background from a sample, for models that have training statistics.
 
-Skew compares the last window of requests with the training data, drift with the window before it. Both are the
-difference that `stoker skew` computes, less what chance explains: `stoker skew` reports a column above 0.1.
+Skew compares the last window of requests with the training data; drift compares it with the previous window. Both are
+the difference that `stoker skew` computes, minus the part that chance explains. `stoker skew` reports a column above
+0.1.
 """
 
 from __future__ import annotations
@@ -35,26 +36,27 @@ from stoker.serve.runtime.gil_yield import GilYield
 _log = logging.getLogger(__name__)
 
 MIN_ROWS = 200
-"""A window with fewer rows is extended: in a smaller one, chance alone explains a difference of 0.1."""
+"""Minimum number of rows of a window; until then, the window is extended. With fewer rows, chance alone can cause a
+difference of 0.1."""
 
 INTERVAL_S = 0.5
-"""Shortest time between two sampled requests of a version, seconds: the cost has a limit at any load, and a window of
-the default 300 s still has three times `MIN_ROWS`."""
+"""Minimum time between two sampled requests of a version, seconds. It limits the cost at any load; a window of the
+default 300 s still has three times `MIN_ROWS`."""
 
 REQUEST_ROWS = 64
-"""Most rows of a request that are taken."""
+"""Maximum number of rows that are sampled from a request."""
 
 REQUEST_BYTES = 1 << 20
-"""Largest input that is looked at, bytes."""
+"""Maximum size of an input that is sampled, bytes."""
 
 MAX_BYTES = 64 << 20
-"""Most memory of the windows of all models; beyond it a model's requests are not sampled."""
+"""Maximum memory of the windows of all models, bytes. Beyond it, no new window begins."""
 
 _MAX_VERSIONS = 10_000
-"""Versions whose last sample is remembered."""
+"""Maximum number of versions whose time of the next sample is remembered."""
 
 _SWEEP_S = 1.0
-"""Shortest time between two checks whether versions are still loaded, seconds."""
+"""Minimum time between two checks whether versions are still loaded, seconds."""
 
 _NEVER_S = float("inf")
 
@@ -70,7 +72,7 @@ class _Sampled:
     version: int
     inputs: SampledInputs
     examples: NDArray[Any] | None = None
-    """Serialized Examples, if these were the input."""
+    """The serialized Examples, if the request had some; else None."""
 
 
 class PredictionQuality:
@@ -83,12 +85,12 @@ class PredictionQuality:
         *,
         window_s: float,
     ) -> None:
-        """Wait for requests.
+        """Start the background thread.
 
         Args:
-            metrics: has the two metrics.
-            folder_of: gives the folder of a model's version; None if it is not loaded.
-            window_s: shortest length of a window, seconds.
+            metrics: The server's metrics; those of skew and drift are set.
+            folder_of: Returns the folder of a model's version; None if the version is not loaded.
+            window_s: Minimum length of a window, seconds.
         """
         self._metrics, self._folder_of, self._window_s = metrics, folder_of, window_s
         self._next_s: dict[Version, float] = {}
@@ -101,16 +103,16 @@ class PredictionQuality:
         )
 
     def is_due(self, model: str, version: int) -> bool:
-        """Return whether the next request is taken; returns at once."""
+        """Return whether the next request to a version would be sampled."""
         return time.monotonic() >= self._next_s.get((model, version), 0.0)
 
     def offer(self, model: str, version: int, inputs: Inputs) -> None:
-        """Take a request into the sample if it is time; returns at once.
+        """Add a request to the sample if one is due. Does not block.
 
         Args:
-            model: the model that answered it.
-            version: its version.
-            inputs: of a signature that takes raw columns, or Examples; copied.
+            model: The model that answered the request.
+            version: The version that answered.
+            inputs: Inputs of a signature that takes raw columns or Examples; they are copied.
         """
         if not self.is_due(model, version):
             return
@@ -157,7 +159,7 @@ class PredictionQuality:
         return window
 
     def _sweep(self) -> None:
-        """Discard the windows of unloaded versions; a new version starts with an empty one."""
+        """Discard the windows and metrics of unloaded versions; a new version starts with an empty window."""
         if time.monotonic() - self._swept_s < _SWEEP_S:
             return
         self._swept_s = time.monotonic()
@@ -174,7 +176,7 @@ class PredictionQuality:
         try:
             return {} if folder is None else read_training_statistics(folder)
         except (DataError, OSError) as error:
-            _log.warning("requests to %s are not compared with its training: %s", model, error)
+            _log.warning("requests to %s are not compared with its training data: %s", model, error)
             return {}
 
     def _compare(self, model: str, window: InputWindow) -> None:
@@ -197,7 +199,7 @@ class PredictionQuality:
 
 
 def _rows_of(sampled: _Sampled, training: Mapping[str, ColumnStatistics]) -> SampledInputs:
-    """Return a request's columns; bytes that are not Examples are left as they came."""
+    """Return a request's columns. Examples are parsed; bytes that are not Examples are returned unchanged."""
     if sampled.examples is None or EXAMPLES in training:
         return sampled.inputs
     try:

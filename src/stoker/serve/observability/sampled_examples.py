@@ -1,4 +1,4 @@
-"""Converts serialized `tf.train.Example`s of requests to columns, for the columns of the training data."""
+"""Parses serialized `tf.train.Example`s of requests into the columns of the training data."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from stoker.core.statistics.columns import ColumnStatistics
 from stoker.serve.observability.input_window import MAX_WIDTH, Inputs
 
 EXAMPLES = "examples"
-"""The one input of a signature that takes serialized Examples."""
+"""Name of the only input of a signature that takes serialized Examples."""
 
 MAX_EXAMPLES = 16
-"""Most Examples that are parsed per request: one takes about as long as a thousand numbers."""
+"""Maximum number of Examples that are parsed per request. An Example takes about as long as a thousand numbers."""
 
 MAX_BYTES = 4 << 20
-"""Most bytes of a request's Examples that are parsed."""
+"""Maximum size of a request's Examples that are parsed, bytes."""
 
 _MISSING_WHOLE = -(2**63)
-"""Value for a missing integer in an `int64_list`; see `stoker.export.signatures`."""
+"""The value that means a missing integer in an `int64_list`; see `stoker.export.signatures`."""
 
 
 def first_examples(serialized: Inputs) -> NDArray[Any] | None:
-    """Return some Examples of a request; None if its inputs are something else, or the first one is too large."""
+    """Return the first Examples of a request; None if the inputs are not Examples, or the first one is too large."""
     examples = serialized.get(EXAMPLES)
     if examples is None or len(serialized) > 1 or examples.dtype.kind not in "OS":
         return None
@@ -41,13 +41,13 @@ def columns_of(examples: Iterable[bytes], training: Mapping[str, ColumnStatistic
     """Parse Examples as the exported model does.
 
     Returns:
-        Column -> [rows, values]. An Example without a value of a column that has to have one, or with
-        another number of values, is left out; a column of varying length or with too many values is left out as well.
+        Column -> [rows, values]. Left out are Examples that lack a required value or have a wrong number of values, and
+        columns of variable length or with too many values.
 
     Raises:
         google.protobuf.message.DecodeError: a message is not an Example.
     """
-    # TensorFlow is loaded already where there are models.
+    # Imported here, because this module must not load TensorFlow; where models are served, it is loaded already.
     from tensorflow.core.example import example_pb2
 
     columns = [each for each in training.values() if 0 < (each.length or 1) <= MAX_WIDTH]
@@ -79,7 +79,7 @@ def _values(feature: Any, column: ColumnStatistics) -> list[Any] | None:
 
 
 def _missing(column: ColumnStatistics) -> list[Any] | None:
-    """Columns of integers that are never missing, and images, have no such value."""
+    """Return the values that replace a missing column; None if the column must not be missing."""
     if column.dtype in ("int64", "image"):
         return None
     return [b"" if column.dtype == "string" else np.nan] * (column.length or 1)

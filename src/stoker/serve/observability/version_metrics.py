@@ -1,4 +1,4 @@
-"""Requests and latency of each version of a model: what an alert on a rollout needs."""
+"""Metrics of requests and latency for each version of a model, which alerts on rollouts use."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from stoker.serve.observability.counters import Count, Spread
 from stoker.serve.observability.metrics import ServeMetrics
 
 MAX_VERSIONS = 100
-"""Versions of a model with a label of their own, of each worker; further ones are `OTHER_VERSIONS`.
-Series are never removed, and a server may see a new version each hour."""
+"""Maximum number of versions of a model that get a label of their own in each worker; further versions share
+`OTHER_VERSIONS`. A limit is needed because series are never removed, and a server may load a new version each hour."""
 
 OTHER_VERSIONS = "other"
 """The label of further versions."""
@@ -18,20 +18,20 @@ class VersionMetrics:
     """Counts requests by the version that answered; thread-safe."""
 
     def __init__(self, metrics: ServeMetrics) -> None:
-        """Args: metrics: holds the counts."""
+        """Args: metrics: the metrics to update."""
         self._metrics = metrics
         self._labels: dict[str, dict[int, str]] = {}
         self._requests: dict[tuple[str, int | None, str], Count] = {}
         self._latency: dict[tuple[str, int], Spread] = {}
 
     def count(self, model: str, version: int | None, code: Code, *, took_s: float) -> None:
-        """Count a finished request by its status, and the time of a successful one.
+        """Count a finished request by its status; if it succeeded, also record its duration.
 
         Args:
-            model: the model, which is served.
-            version: the requested version; None: the request reached none, and failed.
-            code: how the request ended.
-            took_s: its duration, seconds.
+            model: The model, which must be served.
+            version: The version that got the request; None: the request failed before it reached a version.
+            code: How the request ended.
+            took_s: Duration of the request, seconds.
         """
         key = model, version, code.name
         found = self._requests.get(key) or self.requests_of(model, version, status=code.name)
@@ -42,7 +42,7 @@ class VersionMetrics:
             )
 
     def requests_of(self, model: str, version: int | None, *, status: str) -> Count:
-        """The number of a version's requests with a status."""
+        """Return the counter of a version's requests with a status."""
         found = self._metrics.version_request_count.of(
             model_name=model, version=self._label(model, version), status=status
         )
@@ -50,7 +50,7 @@ class VersionMetrics:
         return found
 
     def latency_of(self, model: str, version: int) -> Spread:
-        """The time of a version's successful requests, microseconds."""
+        """Return the histogram of the durations of a version's successful requests, microseconds."""
         found = self._metrics.version_request_latency.of(
             model_name=model, version=self._label(model, version)
         )

@@ -9,10 +9,10 @@ from stoker.cluster.doctor.gpus import read_gpus
 from stoker.cluster.doctor.visible import GPUS, visible_names
 
 TOGETHER = 0.9
-"""Share of a GPU's memory for all workers on it, if there are several and no fraction is given.
+"""Share of a GPU's memory that all workers on it get together, if there are several and no fraction is configured.
 
-The rest is for memory that each process needs outside TensorFlow's allocator (CUDA context, cuDNN,
-cuBLAS). Not yet confirmed on a GPU: whether a tenth is enough.
+The rest is for memory that each process needs outside TensorFlow's allocator (CUDA context, cuDNN, cuBLAS). Whether a
+tenth is enough has not been measured on a GPU yet.
 """
 
 
@@ -21,26 +21,25 @@ class GpuShare:
     """The GPU share of one worker."""
 
     gpu: str | None
-    """Its GPU, as CUDA_VISIBLE_DEVICES names it; None if no GPU can be assigned."""
+    """The worker's GPU, as CUDA_VISIBLE_DEVICES names it; None: no GPU can be assigned."""
 
     fraction: float
-    """Largest share of that GPU's memory that it may use, 0..1; 0: no limit."""
+    """Maximum share of the GPU's memory that the worker may use, 0..1; 0: no limit."""
 
     def environment(self) -> dict[str, str]:
-        """The environment variables for a worker with this share."""
+        """Return the environment variables for a worker with this share."""
         return {} if self.gpu is None else {GPUS: self.gpu}
 
 
 def usable_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
-    """The GPUs that this server may use, named as in CUDA_VISIBLE_DEVICES.
+    """Return the GPUs that this server may use, named as in CUDA_VISIBLE_DEVICES.
 
     Args:
-        environ: Its `CUDA_VISIBLE_DEVICES` selects among the machine's GPUs.
+        environ: The server's environment; its `CUDA_VISIBLE_DEVICES` selects among the machine's GPUs.
 
     Returns:
-        One name for each; empty without a driver that answers. Where a GPU is divided into MIG slices
-        and the environment chooses none, they are the UUIDs of all slices and of all other GPUs: CUDA
-        shows a process a single slice, so an index names none of them.
+        A name for each GPU; empty if no driver answers. If a GPU is divided into MIG slices and the environment selects
+        none, the names are the UUIDs of all slices and all undivided GPUs, because a slice has no index.
     """
     states = read_gpus().states
     if environ.get(GPUS) is not None or not any(state.mig for state in states):
@@ -52,15 +51,16 @@ def usable_gpus(environ: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def gpu_shares(gpus: Sequence[str], *, workers: int, fraction: float) -> list[GpuShare]:
-    """The share of each worker: GPUs are assigned round-robin, and their memory is split equally.
+    """Return the share of each worker: GPUs are assigned round-robin, and their memory is split equally.
 
-    A session places a model without a device on the first GPU that it sees, so a worker sees one.
+    Each worker sees a single GPU, because a session places a model on the first GPU that it sees.
 
     Args:
-        gpus: The GPUs that may be used. Without one there may still be a GPU that all workers share,
-            such as in a container without NVML: its memory is divided. Without any GPU, the share has no effect.
-        workers: How many workers there are.
-        fraction: Share of each GPU's memory for all workers on it; 0 lets a single one grow freely.
+        gpus: The GPUs that may be used. If empty, there may still be a GPU, for example in a container without NVML:
+            all workers share it, and its memory is divided. Without any GPU, the shares have no effect.
+        workers: Number of workers.
+        fraction: Share of each GPU's memory for all workers on it; 0: the default, which does not limit a single
+            worker.
     """
     names: Sequence[str | None] = gpus or [None]
     shares = []

@@ -24,17 +24,17 @@ def run_server(
     router: Router | None = None,
     extra: ExtraRoutes | None = None,
 ) -> None:
-    """Serve until SIGTERM or SIGINT, then drain and return; for a process's main thread.
+    """Serve until SIGTERM or SIGINT, then drain and return. Must be called in the main thread.
 
     Args:
-        config: What is served and where.
-        on_ready: Called once, when the models can be called; the ready file is written before it.
+        config: The configuration.
+        on_ready: Called once, when the models can be called and the ready file is written.
         router: Decides which version answers; None: the newest.
         extra: Answers further paths on the REST port; None: no further paths.
 
     Raises:
         ConfigError: a port is taken.
-        UserError: a model cannot be loaded, and the ports open only after all models are loaded.
+        UserError: a model cannot be loaded, but the configuration requires all models before the ports open.
     """
     asked_to_end = threading.Event()
     if config.max_memory_bytes:
@@ -56,7 +56,7 @@ def run_server(
             server.stop()
             if server.is_stuck:
                 logging.shutdown()
-                os._exit(0)  # Python would wait for a thread that a model blocks
+                os._exit(0)  # a normal exit would wait for the thread that is blocked in a model
 
 
 def _announce(
@@ -71,4 +71,4 @@ def _announce(
 
 
 _LOOK_S = 0.1
-"""Interval in which a server that waits for its first model checks whether it must end."""
+"""Seconds between two checks whether the server must end, while it waits for its models."""

@@ -1,4 +1,4 @@
-"""The file that says where a ready server listens."""
+"""The ready file, which says where a server listens."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ class Ready:
     """The address."""
 
     rest_port: int
-    """The real REST port."""
+    """The REST port that the server listens on."""
 
     grpc_port: int
-    """The real gRPC port."""
+    """The gRPC port that the server listens on."""
 
     pid: int
     """The process ID; signals go to this process."""
 
     models: tuple[str, ...]
-    """The models that are served, by name."""
+    """Names of the served models."""
 
     def as_json(self) -> dict[str, object]:
         """The content of the ready file."""

@@ -15,14 +15,17 @@ from stoker.serve.routing import Supervisor
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 1.0
-"""How often rollouts are judged, seconds."""
+"""Seconds between two judgments of the rollouts."""
 
 _NOT_OF_A_MODEL = {0, EXIT_USER, -signal.SIGTERM, -signal.SIGINT, -signal.SIGHUP}
-"""Exit codes of a worker that ended on request, or that has reported why it cannot continue."""
+"""Exit codes that are not the fault of a model: the worker ended on request, or reported why it cannot continue."""
 
 
 class RolloutWatch:
-    """Calls a supervisor every second, in its own thread: a repository may hang, and workers must still be watched."""
+    """Calls a supervisor every second.
+
+    It runs in a thread of its own, because a repository may hang while workers must be watched.
+    """
 
     def __init__(
         self, supervisor: Supervisor, folder: Path, workers: Callable[[], Iterable[Worker]]
@@ -30,9 +33,9 @@ class RolloutWatch:
         """Start the thread.
 
         Args:
-            supervisor: is called every second.
-            folder: shared by the workers.
-            workers: returns the living workers.
+            supervisor: Called every second.
+            folder: The folder that the workers share.
+            workers: Returns the running workers.
         """
         self._supervisor, self._workers = supervisor, workers
         self._ended = threading.Event()
@@ -40,7 +43,10 @@ class RolloutWatch:
         threading.Thread(target=self._run, name="stoker-rollouts", daemon=True).start()
 
     def died_of_a_version(self, worker: Worker) -> bool:
-        """Whether a version under rollout was running when a worker ended; it then takes no more traffic."""
+        """Whether a worker ended because of a version under rollout that it ran or loaded.
+
+        This version then gets no more traffic.
+        """
         code = worker.ended
         if worker.was_asked_to_end or code is None or code in _NOT_OF_A_MODEL:
             return False
@@ -48,11 +54,11 @@ class RolloutWatch:
         try:
             return self._supervisor.worker_ended(worker.versions_in_use(), how=how)
         except Exception:  # noqa: BLE001 - the next worker must start anyway
-            _log.exception("the rollouts do not know that a worker ended")
+            _log.exception("the end of a worker could not be reported to the rollouts")
             return False
 
     def end(self) -> None:
-        """Stop; a call that hangs is not waited for."""
+        """Stop the thread, without waiting for a call that hangs."""
         self._ended.set()
 
     def _run(self) -> None:

@@ -1,4 +1,4 @@
-"""The server: the models, the two interfaces, and their common shutdown."""
+"""The server: models, REST and gRPC interface, and their shutdown."""
 
 from __future__ import annotations
 
@@ -50,11 +50,11 @@ from stoker.serve.text_files import read_text_file
 _log = logging.getLogger(__name__)
 
 _ROUTER_S = 1.0
-"""How often the states of rollouts are read, seconds."""
+"""Seconds between two reads of the rollouts' states."""
 
 
 class Server:
-    """Both interfaces over one dataplane, each with its own threads."""
+    """A server with REST and gRPC interfaces, which share a dataplane and have threads of their own."""
 
     def __init__(
         self,
@@ -63,12 +63,12 @@ class Server:
         router: Router | None = None,
         extra: ExtraRoutes | None = None,
     ) -> None:
-        """Bind both ports; requests are answered only after `start`.
+        """Bind both ports. Requests are answered only after `start`.
 
         Args:
-            config: what is served and where.
-            router: decides which version answers; None: the newest.
-            extra: answers further paths on the REST port; None: no further paths.
+            config: The configuration.
+            router: Decides which version answers; None: the newest.
+            extra: Answers further paths on the REST port; None: no further paths.
 
         Raises:
             ConfigError: a port is taken, or the file of models is invalid.
@@ -80,7 +80,9 @@ class Server:
         self._configs = _named_models(config)
         self._ready = threading.Event()
         self._runs = (
-            StuckCallWatchdog(max_run_s=config.max_run_s, on_stuck=self._say_stuck, router=router)
+            StuckCallWatchdog(
+                max_run_s=config.max_run_s, on_stuck=self._report_stuck, router=router
+            )
             if config.max_run_s
             else None
         )
@@ -114,7 +116,7 @@ class Server:
         self._open(extra)
 
     def _load_options(self) -> LoadOptions:
-        """Return how models are loaded; opens the devices."""
+        """Open the devices, and return the options for loading models."""
         config = self.config
         session = _session_config(config)
         open_devices(session)
@@ -168,22 +170,22 @@ class Server:
         )
 
     def start(self) -> None:
-        """Listen, and start to look for models; returns at once."""
+        """Open the ports, and start to search for models. Does not wait."""
         self.listen()
         self.load()
 
     def listen(self) -> None:
-        """Answer on both ports; returns at once."""
-        # The objects from TensorFlow's import stay forever, and a full garbage collection visits all of them:
-        # for a JSON image, whose lists trigger one, that took most of the time.
+        """Open both ports. Does not wait."""
+        # The objects of TensorFlow's import are never freed, but every full garbage collection would visit them all.
+        # The lists of a JSON image trigger a collection, which took most of the request's time.
         gc.collect()
         gc.freeze()
-        self._socket.listen(BACKLOG)  # the kernel takes connections before the loop runs
+        self._socket.listen(BACKLOG)  # the kernel accepts connections even before the loop runs
         self._rest_thread.start()
         self._grpc.start()
 
     def load(self) -> None:
-        """Start to look for models; returns at once."""
+        """Start to search for models. Does not wait."""
         if self.config.root is not None:
             self.models.watch_root(self.config.root)
         else:
@@ -208,13 +210,13 @@ class Server:
             )
 
     def _route_finally(self) -> None:
-        """Write the counts since the last call."""
+        """Report the last counts to the rollouts."""
         try:
             self._route()
         except OSError as error:
             _log.error("the last counts of the rollouts are lost: %s", error)
 
-    def _say_stuck(self) -> None:
+    def _report_stuck(self) -> None:
         if self.config.worker_folder is not None:
             stuck_file(self.config.worker_folder, self.config.worker, on_gpu=has_gpu()).touch()
 
@@ -224,14 +226,14 @@ class Server:
         return self._runs is not None and self._runs.stuck
 
     def wait_until_ready(self, timeout_s: float | None = None) -> bool:
-        """Wait until the models can be called; False after the time limit."""
+        """Wait until the models can be called; return False after the time limit."""
         return self._ready.wait(timeout_s)
 
     def may_listen(self) -> bool:
-        """Whether the ports may open: the server is ready, or no model can still be loaded.
+        """Return whether the ports may open: the server is ready, or every model was tried and none is required.
 
         Raises:
-            UserError: a named model cannot be loaded, and the ports wait for it.
+            UserError: a model that must be loaded before the ports open cannot be loaded.
         """
         if self._ready.is_set():
             return True
@@ -239,14 +241,14 @@ class Server:
         if failed:
             raise UserError(
                 f"Failed to start server. Error: {failed}",
-                fix="Fix or remove the version, or serve the others with --no-listen-when-loaded.",
+                fix="Fix or remove the version, or serve the other models with --no-listen-when-loaded.",
             )
         return (self.config.listen_when_tried or self.models.root is not None) and (
             self.models.all_tried()
         )
 
     def ready(self) -> Ready:
-        """The address and ports of this server."""
+        """Return the address, ports and models of this server."""
         return Ready(
             host=self.config.host,
             rest_port=self.rest_port,
@@ -256,14 +258,14 @@ class Server:
         )
 
     def stop(self) -> None:
-        """Stop being ready, answer the requests in progress, and free everything."""
+        """Report "not ready", answer the requests in progress, and free all resources."""
         self.plane.drain()
         self._health.refresh()
         for watch in (self._config_watch, self._router_watch):
             if watch is not None:
                 watch.stop()
                 watch.join()
-        time.sleep(self.config.lame_duck_s)  # balancers notice meanwhile that it is not ready
+        time.sleep(self.config.lame_duck_s)  # time for load balancers to notice "not ready"
         self._rest.should_exit = True
         self._grpc.stop(self.config.drain_s).wait(self.config.drain_s + _CANCELLED_S)
         self._bound.remove()
@@ -280,7 +282,7 @@ class Server:
             self._access_log.close()
         if self._runs is not None:
             self._runs.close()
-        if not self.is_stuck:  # otherwise a run in progress would be waited for
+        if not self.is_stuck:  # else this would wait for a run that does not end
             self.models.close()
 
     def _look_whether_ready(self) -> None:
@@ -301,7 +303,7 @@ def _named_models(config: ServeConfig) -> tuple[ModelConfig, ...]:
 
 
 def _session_config(config: ServeConfig) -> tf.compat.v1.ConfigProto:
-    """The configuration of the models' sessions.
+    """Return the configuration of the models' sessions.
 
     Raises:
         ConfigError: the file with TensorFlow's settings is invalid.
@@ -323,11 +325,11 @@ def _session_config(config: ServeConfig) -> tf.compat.v1.ConfigProto:
 
 
 _CANCELLED_S = 1.0
-"""Time that calls get to end after they were canceled at the end of the drain, seconds."""
+"""Maximum wait for calls that were canceled at the end of the drain, seconds."""
 
 
 def _access_log(config: ServeConfig, dropped: Counter) -> AccessLog | None:
-    """The logs of requests: access log, traces, or both; None if neither is on."""
+    """Return the configured receivers of finished requests: access log, traces, or both; None: neither is on."""
     parts: list[AccessLog] = []
     if config.access_log:
         parts.append(AccessFile(config.access_log, dropped=dropped))
@@ -390,16 +392,16 @@ class _Bound:
     """Path of the Unix socket."""
 
     inode: int = 0
-    """Identity of that file."""
+    """Inode of the socket file."""
 
     def close(self) -> None:
-        """Close the sockets, and remove the file if it is still this server's."""
+        """Close the sockets, and remove the socket file if it still belongs to this server."""
         for each in (self.rest, self.grpc):
             each.close()
         self.remove()
 
     def remove(self) -> None:
-        """Remove the socket file; another server may have created its own at the same path."""
+        """Remove the socket file, unless another server has created its own file at the same path."""
         if self.local is None:
             return
         with contextlib.suppress(OSError):
@@ -409,7 +411,7 @@ class _Bound:
 
 
 def _bind_all(config: ServeConfig) -> _Bound:
-    """The sockets of REST and gRPC.
+    """Return the bound sockets of REST and gRPC.
 
     Raises:
         ConfigError: a port or a path is taken.
@@ -433,7 +435,7 @@ def _bind_all(config: ServeConfig) -> _Bound:
         except OSError as error:
             bound.close()
             raise ConfigError(
-                "--grpc_socket_path must be a path where a socket can be made",
+                "--grpc_socket_path must be a path where a socket can be created",
                 got=Plain(f"{path} ({error.strerror})"),
             ) from error
     return bound

@@ -1,4 +1,4 @@
-"""Ends a server on a signal."""
+"""Turns SIGTERM and SIGINT into an event."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from types import FrameType
 
 @contextmanager
 def ending_on_signals(event: threading.Event) -> Iterator[None]:
-    """Inside the block, SIGTERM and SIGINT set an event; for a process's main thread."""
+    """In the `with` block, let SIGTERM and SIGINT set an event. Must be called in the main thread."""
 
     def end(_number: int, _frame: FrameType | None) -> None:
         event.set()

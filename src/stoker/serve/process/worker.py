@@ -1,4 +1,4 @@
-"""One of several worker processes: its start, its files and its end."""
+"""A worker process: its start, its files and its end."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _log = logging.getLogger(__name__)
 
 
 def stuck_file(folder: Path, number: int, *, on_gpu: bool) -> Path:
-    """Path of the file by which a worker reports that a call will not end and that it must be replaced.
+    """Return the path of the file by which a worker reports that a call will not end, so that it must be replaced.
 
     Args:
-        folder: Shared by the workers.
-        number: The worker.
+        folder: The folder that the workers share.
+        number: Number of the worker.
         on_gpu: Whether its models are on a GPU, so that its replacement must wait for the memory.
     """
     return folder / f"{number}.{'stuck-on-gpu' if on_gpu else 'stuck'}"
@@ -42,14 +42,15 @@ class Worker:
         share: GpuShare,
         listeners: Sequence[int] = (),
     ) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
             command: `stoker serve` with its options.
-            folder: Shared by the workers.
-            number: Its number; no other living worker has it.
-            share: Its GPU, and its share of the memory.
-            listeners: Descriptors of the sockets of REST and gRPC that it inherits; empty: it binds the ports.
+            folder: The folder that the workers share.
+            number: Number of the worker; no other running worker has the same number.
+            share: The worker's GPU, and its share of the GPU's memory.
+            listeners: File descriptors of the sockets of REST and gRPC that the worker inherits; empty: it binds the
+                ports.
         """
         self.number = number
         self.ready_file = folder / f"{number}.json"
@@ -64,7 +65,7 @@ class Worker:
         if listeners:
             own += ["--listeners", *map(str, listeners)]
         self._end_at_s: float | None = None
-        # When this process ends for any reason, the worker's standard input closes; then it drains and ends.
+        # When this process ends for any reason, the worker's standard input closes; the worker then drains and ends.
         self.child = Child(
             f"worker {number}",
             [*command, *own],
@@ -80,17 +81,17 @@ class Worker:
 
     @property
     def ended(self) -> int | None:
-        """Its exit code; None while it runs."""
+        """The worker's exit code; None while it runs."""
         return self.child.code
 
     @property
     def is_stuck(self) -> bool:
-        """Whether it reported that a call of a model will not end."""
+        """Whether the worker reported that a model call will not end."""
         return self._stuck_file.is_file() or self.is_stuck_on_gpu
 
     @property
     def is_stuck_on_gpu(self) -> bool:
-        """Whether it reported a stuck call while it holds memory of a GPU; TensorFlow knows that without NVML."""
+        """Whether the worker reported a stuck call and its TensorFlow sees a GPU, whose memory it may hold."""
         return self._stuck_on_gpu_file.is_file()
 
     @property
@@ -99,21 +100,21 @@ class Worker:
         return self._end_at_s is not None
 
     def versions_in_use(self) -> list[VersionInUse]:
-        """What it is doing with each version, or did when it ended."""
+        """Return the versions that the worker loads or runs; after its end, those of its last record."""
         return read_versions_in_use(self._versions_file)
 
     @property
     def is_overdue(self) -> bool:
-        """Whether it got SIGTERM, and should have ended by now."""
+        """Whether the worker got SIGTERM but has not ended within its time."""
         return self._end_at_s is not None and time.monotonic() > self._end_at_s
 
     def ask_to_end(self, deadline_s: float) -> None:
-        """Send SIGTERM; it must drain and end within this time, seconds."""
+        """Send SIGTERM. The worker must drain and end within this time, seconds."""
         if self._end_at_s is None and self.ended is None:
             self._end_at_s = time.monotonic() + deadline_s
             self.child.send(signal.SIGTERM)
 
     def end(self) -> None:
-        """Wait until it ends; kill it at its deadline."""
+        """Wait until the worker ends; kill it at its deadline."""
         if not self.child.end((self._end_at_s or 0.0) - time.monotonic()):
             _log.error("worker %d did not end in time and was killed", self.child.pid)

@@ -1,11 +1,12 @@
-"""One process that serves, or several on the same two ports: the kernel spreads the connections over them.
+"""The process that starts and watches the workers of a server.
 
-The process here loads no model. It holds the ports, starts the workers, starts one again that has
-died, replaces a stuck one, and ends them all on a signal.
+There is one worker, or there are several on the same ports, among which the kernel distributes connections.
 
-A single worker inherits the sockets that are held here. So they also listen while no worker runs, and
-connections wait for the next worker. Each of several workers has its own sockets: a dead worker's are gone, and the
-others get the connections.
+This process loads no model. It holds the ports, starts the workers, replaces workers that have died or are stuck, and
+ends all workers on a signal.
+
+A single worker inherits the sockets of this process. They also listen while no worker runs, so connections wait for the
+next worker. Several workers have sockets of their own: after a worker has died, the other workers get the connections.
 """
 
 from __future__ import annotations
@@ -35,19 +36,19 @@ from stoker.serve.runtime.sockets import bound_socket
 _log = logging.getLogger(__name__)
 
 _LOOK_S = 0.1
-"""How soon the end of a worker, or a signal, is noticed, seconds."""
+"""Seconds between two checks for a signal and for workers that have ended."""
 
 _MAX_BACKOFF_S = 30.0
-"""Longest delay before the next worker is started in a slot where one after the other fails."""
+"""Maximum delay before the next worker starts in a slot whose workers keep failing, seconds."""
 
 _LASTED_S = 300.0
-"""After a worker that ran this long, the next one in its slot starts without a delay."""
+"""If a worker ran this long, seconds, the next worker in its slot starts without a delay."""
 
 _GRACE_S = 5.0
-"""Time beyond its own drain after which a worker is killed, seconds."""
+"""Time that a worker gets to end in addition to its own drain limit, seconds; then it is killed."""
 
 PARENT = "parent"
-"""The label under which this process counts."""
+"""The label of this process in the metrics."""
 
 
 def run_workers(
@@ -57,13 +58,13 @@ def run_workers(
     *,
     supervisor: Supervisor | None = None,
 ) -> None:
-    """Serve with worker processes until SIGTERM or SIGINT; for a process's main thread.
+    """Serve with worker processes until SIGTERM or SIGINT. Must be called in the main thread.
 
     Args:
-        config: How many workers, and where they listen.
+        config: The configuration.
         command: `stoker serve` with all its options; the options of each worker are added to it.
         on_ready: Called once, when every worker is ready.
-        supervisor: Looks after the rollouts.
+        supervisor: Supervises the rollouts; None: no rollouts.
 
     Raises:
         ConfigError: a port is taken.
@@ -78,39 +79,39 @@ def run_workers(
     ):
         rest_port, grpc_port = (each.getsockname()[1] for each in (rest, grpc))
         ports = ["--rest_api_port", str(rest_port), "--port", str(grpc_port)]
-        crew = WorkerPool(
+        pool = WorkerPool(
             config, [*command, *ports], Path(folder), sockets=(rest, grpc), supervisor=supervisor
         )
         try:
-            crew.wait_until_ready(asked_to_end)
+            pool.wait_until_ready(asked_to_end)
             if not asked_to_end.is_set():
                 ready = Ready(
                     host=config.host,
                     rest_port=rest_port,
                     grpc_port=grpc_port,
                     pid=os.getpid(),
-                    models=crew.models(),
+                    models=pool.models(),
                 )
                 if config.ready_file is not None:
                     write_json(config.ready_file, ready.as_json())
                 on_ready(ready)
             while not asked_to_end.wait(_LOOK_S):
-                crew.look()
+                pool.look()
         finally:
-            crew.end()
+            pool.end()
 
 
 class WorkerEndedError(Exception):
-    """A worker ended before it was ready, and has reported why."""
+    """A worker ended before it was ready; it has reported why."""
 
     def __init__(self, code: int) -> None:
-        """Args: code: its exit code; below 0 if a signal ended it."""
+        """Args: code: the worker's exit code; below 0 if a signal ended it."""
         self.code = code if code > 0 else EXIT_BUG
         super().__init__(f"a worker ended by {code}")
 
 
 class WorkerPool:
-    """All workers of a server: one in each slot, and those that are starting or ending."""
+    """All workers of a server: a worker in each slot, and workers that are starting or ending."""
 
     def __init__(
         self,
@@ -124,50 +125,50 @@ class WorkerPool:
         """Start a worker in each slot.
 
         Args:
-            config: How many workers.
-            command: Starts one.
-            folder: Shared by the workers.
-            sockets: Hold the ports of REST and gRPC; closed at the end, before the workers end.
-            supervisor: Looks after the rollouts.
+            config: The configuration.
+            command: Starts a worker.
+            folder: The folder that the workers share.
+            sockets: Sockets that hold the ports of REST and gRPC; closed by `end`, before the workers end.
+            supervisor: Supervises the rollouts; None: no rollouts.
         """
         self._command, self._folder, self._sockets = command, folder, sockets
         self._listeners = [each.fileno() for each in sockets] if config.workers == 1 else []
         self._patience_s = config.lame_duck_s + config.drain_s + _GRACE_S
         gpus = usable_gpus(os.environ)
-        # A Unix socket's name belongs to the last process that bound it.
+        # Two workers cannot share a Unix socket: its path belongs to the last process that bound it.
         self._may_overlap = not config.grpc_socket_path
         self._metrics = ServeMetrics(folder, worker=PARENT, max_series=config.max_series)
         self._retired: list[Worker] = []
-        self._places: list[_WorkerSlot] = []
+        self._slots: list[_WorkerSlot] = []
         shares = gpu_shares(
             gpus, workers=config.workers, fraction=config.per_process_gpu_memory_fraction
         )
         for share in shares:
-            self._places.append(_WorkerSlot(self._started(share), share))
-        _say_gpus(gpus, shares)
+            self._slots.append(_WorkerSlot(self._started(share), share))
+        _log_gpus(gpus, shares)
         self._rollouts = (
             None if supervisor is None else RolloutWatch(supervisor, folder, self._living)
         )
 
     def models(self) -> tuple[str, ...]:
-        """The names of the models that the first worker serves."""
-        return tuple(read_json(self._places[0].worker.ready_file)["models"])
+        """Return the names of the models that the first worker serves."""
+        return tuple(read_json(self._slots[0].worker.ready_file)["models"])
 
     def wait_until_ready(self, asked_to_end: threading.Event) -> None:
-        """Wait until every worker is ready, or for a signal.
+        """Wait until every worker is ready, or a signal arrives.
 
         Raises:
             WorkerEndedError: a worker ended before it was ready.
         """
-        while not all(place.worker.child.is_ready for place in self._places):
-            for place in self._places:
-                if place.worker.ended is None and place.worker.is_stuck:
-                    place.worker.end()  # a version under rollout is still loading after its limit
-                if place.worker.ended is None:
+        while not all(slot.worker.child.is_ready for slot in self._slots):
+            for slot in self._slots:
+                if slot.worker.ended is None and slot.worker.is_stuck:
+                    slot.worker.end()  # stuck while it loads a version under rollout
+                if slot.worker.ended is None:
                     continue
-                if not self._died_of_a_version(place.worker):
-                    raise WorkerEndedError(place.worker.ended)
-                place.worker = self._started(place.share)
+                if not self._died_of_a_version(slot.worker):
+                    raise WorkerEndedError(slot.worker.ended)
+                slot.worker = self._started(slot.share)
             if asked_to_end.wait(_LOOK_S):
                 return
 
@@ -176,70 +177,71 @@ class WorkerPool:
         for worker in [w for w in self._retired if w.ended is not None or w.is_overdue]:
             worker.end()
             self._retired.remove(worker)
-        for place in self._places:
-            self._look_at(place)
+        for slot in self._slots:
+            self._look_at(slot)
 
     def end(self) -> None:
-        """Ask all workers to end, and wait until they have."""
+        """End all workers, and wait until they have ended."""
         if self._rollouts is not None:
             self._rollouts.end()
-        for each in self._sockets:  # else connections would wait for a worker that never starts
+        # Closed first, because connections would otherwise wait for a worker that never starts.
+        for each in self._sockets:
             each.close()
-        workers = [*self._retired, *(w for place in self._places for w in place.workers())]
+        workers = [*self._retired, *(w for slot in self._slots for w in slot.workers())]
         for worker in workers:
             worker.ask_to_end(self._patience_s)
         for worker in workers:
             worker.end()
 
-    def _look_at(self, place: _WorkerSlot) -> None:
-        worker, following = place.worker, place.following
+    def _look_at(self, slot: _WorkerSlot) -> None:
+        worker, following = slot.worker, slot.following
         if following is not None:
-            self._bring_in(place, worker, following)
-        elif place.start_at_s is not None:
-            if time.monotonic() >= place.start_at_s:
-                place.start_at_s = None
-                place.following = self._started(place.share, "--listen-when-tried")
+            self._bring_in(slot, worker, following)
+        elif slot.start_at_s is not None:
+            if time.monotonic() >= slot.start_at_s:
+                slot.start_at_s = None
+                slot.following = self._started(slot.share, "--listen-when-tried")
         elif (reason := self._trouble_of(worker)) is not None:
-            _log.error("worker %d %s; another follows", worker.child.pid, reason)
+            _log.error("worker %d %s; a new worker replaces it", worker.child.pid, reason)
             self._died_of_a_version(worker)
             self._metrics.workers_replaced.add(reason=reason)
-            place.start_at_s = time.monotonic() + place.backoff_s()
+            slot.start_at_s = time.monotonic() + slot.backoff_s()
 
     def _trouble_of(self, worker: Worker) -> str | None:
-        # A stuck worker may hold all of a GPU's memory: its replacement then starts after its end.
+        # A stuck worker may hold all memory of a GPU, so its replacement can start only after its end.
         if worker.is_stuck and (worker.is_stuck_on_gpu or not self._may_overlap):
             worker.ask_to_end(self._patience_s)
             if worker.ended is None and not worker.is_overdue:
-                return None  # later calls notice its end, and check the other slots meanwhile
+                return None  # do not wait: a later call sees that the worker has ended
             worker.end()
             return "is stuck"
         if worker.ended is not None:
             return f"ended by {worker.ended}"
         return "is stuck" if worker.is_stuck else None
 
-    def _bring_in(self, place: _WorkerSlot, worker: Worker, following: Worker) -> None:
-        """Replace a stuck worker when the next one is ready; until then it serves what it can."""
+    def _bring_in(self, slot: _WorkerSlot, worker: Worker, following: Worker) -> None:
+        """Replace a worker when its successor is ready. Until then, a stuck worker still answers what it can."""
         if following.ended is not None:
             _log.error("worker %d ended by %d", following.child.pid, following.ended)
             self._died_of_a_version(following)
-            place.following, place.start_at_s = None, time.monotonic() + place.backoff_s()
+            slot.following, slot.start_at_s = None, time.monotonic() + slot.backoff_s()
         elif following.child.is_ready:
-            place.worker, place.following = following, None
+            slot.worker, slot.following = following, None
             if worker.ended is None:
                 worker.ask_to_end(self._patience_s)
                 self._retired.append(worker)
 
     def _died_of_a_version(self, worker: Worker) -> bool:
-        """Whether a version under rollout was running when a worker ended; it then takes no more traffic."""
+        """Whether a worker ended because of a version under rollout. This version then gets no more traffic."""
         return self._rollouts is not None and self._rollouts.died_of_a_version(worker)
 
     def _living(self) -> list[Worker]:
-        """The workers that serve, and those that are starting."""
-        return [w for place in list(self._places) for w in place.workers() if w.ended is None]
+        """Return the running workers, including workers that are starting."""
+        return [w for slot in list(self._slots) for w in slot.workers() if w.ended is None]
 
     def _started(self, share: GpuShare, *more: str) -> Worker:
-        """Start a worker with the lowest number that no living worker has."""
-        living = {w.number for place in self._places for w in place.workers() if w.ended is None}
+        """Start a worker with the lowest number that no running worker has."""
+        living = {w.number for slot in self._slots for w in slot.workers() if w.ended is None}
         living |= {worker.number for worker in self._retired if worker.ended is None}
         number = next(n for n in range(len(living) + 1) if n not in living)
         return Worker(
@@ -252,7 +254,7 @@ class WorkerPool:
 
 
 class _WorkerSlot:
-    """A slot of a server for one worker."""
+    """Holds one worker, and its successor while the worker is replaced."""
 
     def __init__(self, worker: Worker, share: GpuShare) -> None:
         self.worker = worker
@@ -266,7 +268,7 @@ class _WorkerSlot:
         return [self.worker] if self.following is None else [self.worker, self.following]
 
     def backoff_s(self) -> float:
-        """Delay before the next start in this slot: none, then 1, 3, 7 s and so on."""
+        """Return the delay before the next start in this slot, seconds: 0, then 1, 3, 7 and so on."""
         now_s = time.monotonic()
         if now_s - self._last_failed_s > _LASTED_S:
             self._failures = 0
@@ -276,7 +278,7 @@ class _WorkerSlot:
         return wait_s
 
 
-def _say_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
+def _log_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
     """Log which worker uses which GPU, and which GPUs are unused."""
     if not gpus:
         return
@@ -294,17 +296,17 @@ def _say_gpus(gpus: Sequence[str], shares: Sequence[GpuShare]) -> None:
 
 @contextmanager
 def _held(host: str, port: int, *, shared: bool) -> Iterator[socket.socket]:
-    """Reserve a port; a socket that does not listen gets no connections.
+    """Reserve a port with a bound socket, which gets no connections until it listens.
 
     Args:
         host: The address.
-        port: The port, 0 for a free one.
-        shared: Whether each worker binds it too.
+        port: The port; 0: a free port.
+        shared: Whether each worker binds the port, too.
     """
     try:
         held = bound_socket(host, port)
         if shared:
-            with held as alone:  # otherwise another server of this user could bind it too
+            with held as alone:  # checks that no other server of this user shares the port
                 port = alone.getsockname()[1]
             held = bound_socket(host, port, shared=True)
     except OSError as error:

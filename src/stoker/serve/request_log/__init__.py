@@ -1,1 +1,1 @@
-"""A sample of requests and answers, as TFRecords of `PredictionLog`."""
+"""Writes and reads logs of sampled requests and answers, as TFRecords of `PredictionLog`."""

@@ -1,4 +1,4 @@
-"""Reads the requests that clients sent from the files of a request log."""
+"""Reads logged requests from the files of a request log."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from stoker.serve.servables.prediction_logs import damaged, read_records
 from stoker.serve.tensor_protos import to_array
 
 Request = dict[str, np.ndarray[Any, Any]]
-"""Input -> [rows, ...] values of one request; for Examples, feature -> values, without missing features."""
+"""A logged request: input -> [rows, ...] values. For Examples: feature -> values, without missing features."""
 
 EXAMPLES = "examples"
-"""The input of `serving_examples`: serialized `tf.train.Example`s, which are parsed."""
+"""Name of the input of the signature `serving_examples`; its serialized `tf.train.Example`s are parsed."""
 
 
 def logged_requests(paths: Iterable[Path]) -> Iterator[Request]:
-    """Yield the requests of files in order; each Example is a request of one row.
+    """Yield the requests of files, in order. Each Example becomes a request of one row.
 
     Raises:
         DataError: a file is damaged, or contains other records.

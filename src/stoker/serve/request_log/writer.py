@@ -1,7 +1,7 @@
 """Logs a sample of requests with their answers as TFRecords of `PredictionLog`.
 
-TensorFlow Serving's request logging writes the same format. A file can be used unchanged as a version's
-warm-up (`assets.extra/tf_serving_warmup_requests`), and it is a sample of real requests.
+The format is that of TensorFlow Serving's request logging. A file is a sample of real requests, and can be used
+unchanged for the warm-up of a version (`assets.extra/tf_serving_warmup_requests`).
 
 Source: TensorFlow Serving, `logging_config.proto`, `prediction_log.proto`.
 """
@@ -35,16 +35,17 @@ from stoker.serve.servables.prediction_logs import framed
 from stoker.serve.tensor_protos import to_proto
 
 MAX_FILE_BYTES = 64 << 20
-"""Size at which a file is closed and the next one begins."""
+"""Size at which a file is closed and the next file begins, bytes."""
 
 MAX_BYTES = 1 << 30
-"""Default limit of all files of one log together: days of a sample without filling the disk."""
+"""Default limit of all files of a log together, bytes: room for a sample of several days, but small next to a disk."""
 
 _FILES = 16
-"""Fewest files of a log at its limit: they are removed one at a time, and each worker holds one."""
+"""A log at its size limit has at least this many files, because files are removed one at a time and each worker writes
+one."""
 
 _SCANS = 64
-"""Number of scans of all workers' files while the log grows by its limit."""
+"""Number of scans of all workers' files while the log grows by as many bytes as its limit."""
 
 _TAGS = ("serve",)
 
@@ -63,8 +64,8 @@ class RequestLog:
 
         Args:
             dropped: Counts lost records.
-            max_bytes: Limit of all files of one log together, 0 for none; the oldest are removed first.
-            max_file_bytes: Size at which the next file begins.
+            max_bytes: Limit of all files of a log together, bytes; the oldest files are removed. 0: no limit.
+            max_file_bytes: Size at which the next file begins, bytes.
         """
         self._max_bytes = max_bytes
         self._max_file_bytes = min(max_file_bytes, max_bytes // _FILES or max_file_bytes)
@@ -100,7 +101,7 @@ class RequestLog:
             except (
                 UserError,
                 ValueError,
-            ):  # a dtype without a field, above 2 GiB or the log's limit
+            ):  # a dtype that no field holds, or a record above 2 GiB or the log's limit
                 self._drop(1)
             except OSError as error:
                 self._give_up(prefix, error)
@@ -111,7 +112,7 @@ class RequestLog:
                 self._give_up(prefix, error)
 
     def _file_for(self, prefix: str, size: int) -> RecordFile:
-        """Return the file for a record of this size, with room for it."""
+        """Return the file for a record of this size, after making room for it."""
         file = self._files.get(prefix)
         if file is not None and file.size + size > self._max_file_bytes:
             self._files.pop(prefix).close()
@@ -124,10 +125,10 @@ class RequestLog:
         return file
 
     def _make_room(self, prefix: str, size: int) -> None:
-        """Make room if the log has grown; the files of other workers count at the next scan.
+        """Make room for a record if the log has grown enough since the last scan of all workers' files.
 
         Raises:
-            ValueError: the log is full, and other workers hold all of it.
+            ValueError: the log is full, and no file can be removed.
         """
         step = self._max_bytes // _SCANS
         self._unscanned[prefix] += size
@@ -140,9 +141,12 @@ class RequestLog:
         self._unscanned[prefix] = size
 
     def _give_up(self, prefix: str, error: OSError) -> None:
-        """Abandon a file, which may end in half a record; the next request begins another file."""
+        """Abandon a file after an error, because it may end with a partial record.
+
+        The next request begins another file.
+        """
         self._drop(1)
-        self._waiting.say(error)
+        self._waiting.log_failure(error)
         file = self._files.pop(prefix, None)
         if file is not None:
             with contextlib.suppress(OSError):
@@ -182,7 +186,7 @@ def _fill_predict(
 
 
 def _plain(array: np.ndarray) -> np.ndarray:
-    """Return strings as bytes; REST clients may send either."""
+    """Return an array whose strings are bytes; REST requests may have `str` or bytes."""
     if array.dtype.kind not in "SU":
         return array
     flat = [item.encode() if isinstance(item, str) else item for item in array.reshape(-1).tolist()]
@@ -249,20 +253,20 @@ UNFINISHED = ".unfinished"
 """Suffix of a file that is being written."""
 
 _REST = re.compile(rf"(?P<stamp>\d{{8}}T\d{{12}})-\d+\.tfrecord(?:{re.escape(UNFINISHED)})?")
-"""The part of a file name after the prefix; only files of a log match."""
+"""The part of a log file's name after the prefix."""
 
 
 class RecordFile:
-    """A file that gets its final name when it is complete."""
+    """A log file, which gets its final name when it is complete."""
 
     def __init__(self, prefix: str) -> None:
         """Create the file.
 
         Args:
-            prefix: Beginning of its path.
+            prefix: Beginning of the file's path.
 
         Raises:
-            OSError: it cannot be created.
+            OSError: the file cannot be created.
         """
         now = dt.datetime.now(dt.UTC)
         stamp = f"{now:%Y%m%dT%H%M%S}{now.microsecond:06}"
@@ -278,26 +282,26 @@ class RecordFile:
         self.size += len(record)
 
     def flush(self) -> None:
-        """Hand the written bytes to the kernel."""
+        """Pass the written bytes to the kernel."""
         self._file.flush()
 
     def abandon(self) -> None:
-        """Close it under its unfinished name."""
+        """Close the file, which keeps its unfinished name."""
         self._file.close()
 
     def close(self) -> None:
-        """Close it under its final name."""
+        """Close the file, and give it its final name."""
         try:
             self._file.flush()
             os.replace(
                 self._path, self._final
-            )  # before the lock is released, so that no worker removes it
+            )  # before the lock is released, so that no other worker removes the file as unfinished
         finally:
             self._file.close()
 
 
 def _opened(path: Path) -> IO[bytes]:
-    """Return a new locked file; tries again if another process removes it before it is locked."""
+    """Create and lock a file; try again if another process removes it before it is locked."""
     while True:
         file = path.open("xb")
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -317,12 +321,12 @@ class _Found:
 
 
 def make_room(prefix: str, *, max_bytes: int, needed: int) -> bool:
-    """Remove the oldest files of a log until it has room; files being written stay.
+    """Remove the oldest files of a log until it has room. Files that are being written are kept.
 
     Args:
-        prefix: Beginning of their paths.
-        max_bytes: Limit of all files of the log together.
-        needed: Bytes to add.
+        prefix: Beginning of the files' paths.
+        max_bytes: Limit of all files of the log together, bytes.
+        needed: Number of bytes that will be added.
 
     Returns:
         Whether there is room.
@@ -336,25 +340,26 @@ def make_room(prefix: str, *, max_bytes: int, needed: int) -> bool:
             break
         if _removed(found.path):
             held -= found.size
-            _log.info("%s was removed: its log has reached its limit", found.path)
+            _log.info("%s was removed, because its log has reached its size limit", found.path)
     return held + needed <= max_bytes
 
 
 def _files(prefix: str) -> Iterator[_Found]:
-    """Yield the files of a log; other files with the same beginning are not part of it."""
+    """Yield the files of a log, without other files whose names begin with the same prefix."""
     start = Path(f"{prefix}-")
     with os.scandir(start.parent) as entries:
         for entry in entries:
             found = _REST.fullmatch(entry.name.removeprefix(start.name))
             if not entry.name.startswith(start.name) or found is None:
                 continue
-            with contextlib.suppress(FileNotFoundError):  # another worker removed or renamed it
+            # Raised if another worker has removed or renamed the file.
+            with contextlib.suppress(FileNotFoundError):
                 size = entry.stat(follow_symlinks=False).st_size
                 yield _Found(path=Path(entry.path), stamp=found["stamp"], size=size)
 
 
 def _removed(path: Path) -> bool:
-    """Remove a file; return False if it is being written or belongs to another user."""
+    """Remove a file; return False if a worker writes it or it belongs to another user."""
     try:
         if path.name.endswith(UNFINISHED):
             with path.open("rb") as file:
@@ -362,7 +367,7 @@ def _removed(path: Path) -> bool:
                 path.unlink()
         else:
             path.unlink()
-    except FileNotFoundError:  # another worker removed it
+    except FileNotFoundError:  # another worker has removed it
         return True
     except (BlockingIOError, PermissionError):
         return False

@@ -1,7 +1,9 @@
-"""The REST interface: a plain ASGI application that converts to and from the dataplane.
+"""The REST interface: a plain ASGI application that converts requests and answers to and from the dataplane's.
 
-Source: TensorFlow Serving, RESTful API. A framework between uvicorn and this application would cost more
-than the application: FastAPI serves 3 to 8 thousand requests/s, uvicorn 43 thousand.
+It uses no web framework, because a framework would take more time than the application: FastAPI serves 3 to 8 thousand
+requests/s, uvicorn alone 43 thousand.
+
+Source: TensorFlow Serving, RESTful API.
 """
 
 from __future__ import annotations
@@ -54,7 +56,7 @@ _log = logging.getLogger(__name__)
 _CLIENT_DISCONNECTED = Code.CANCELLED.http_status
 
 _OVERDUE_S = 1.0
-"""How long after its deadline a request may end by itself before it is answered without its thread, seconds."""
+"""Time after a request's deadline, seconds, after which 504 is answered although the request's thread still runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -62,28 +64,28 @@ class RestOptions:
     """Limits, security and logging of REST."""
 
     workers: int = 8
-    """Threads for requests."""
+    """Number of threads for requests."""
 
     max_body_bytes: int = 64 << 20
-    """Largest body, also after decompression."""
+    """Maximum size of a body, bytes, before and after decompression."""
 
     max_held_bytes: int = 512 << 20
-    """Most bytes of bodies held at once, of all requests together."""
+    """Maximum bytes of bodies that all requests together hold at the same time."""
 
     max_in_flight: int = 1024
-    """Most concurrent requests; another gets 503, unless it is a health check."""
+    """Maximum number of concurrent requests. A further request gets 503, unless it is a health check."""
 
     timeout_s: float = 30.0
-    """Longest time that a request waits for its model, seconds."""
+    """Maximum time that a request waits for its model, seconds."""
 
     keys: Keys | None = None
     """Accepted API keys; None accepts every request."""
 
     metrics_path: str | None = METRICS_PATH
-    """Path of the metrics; None serves none."""
+    """Path of the metrics; None: metrics are not served."""
 
     access_log: AccessLog | None = None
-    """Gets each finished request; None for no log."""
+    """Gets each finished request; None: no log."""
 
     cors: bool = False
     """Whether pages of other origins may send requests (CORS)."""
@@ -150,7 +152,7 @@ class RestApp:
         await _send(answer, send, packed=packed, close=answer.close or self.plane.draining)
 
     def close(self) -> None:
-        """Stop the threads; those that a model blocks last until the process ends."""
+        """Stop the threads. A thread that is blocked in a model runs until the process ends."""
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._scrapes.close()
 
@@ -159,7 +161,7 @@ class RestApp:
         probe = PROBES.get(path)
         if probe is not None and method in ("GET", "HEAD"):
             return probe(self.plane)
-        if method == "OPTIONS" and _interface(path) is not None:  # a browser sends no key with it
+        if method == "OPTIONS" and _interface(path) is not None:  # browsers send it without a key
             return routes.preflight(self.plane, origin=header(scope, b"origin"))
         monitored = self._monitored(path, scope) if method in ("GET", "HEAD") else None
         interface = _interface(path)
@@ -173,7 +175,7 @@ class RestApp:
         if interface is None:
             return Answer(status=404, body="", content_type="text/plain")
         if role is None and method == "GET" and _HEALTH_PATH.fullmatch(path):
-            # In the loop: requests that wait for a thread must not make the server look dead.
+            # Answered in the event loop: the server must not look dead while other requests wait for threads.
             return self._api_answer(scope, (b"", ""), state, interface)
         if self._in_flight > self.options.max_in_flight:
             raise HttpError(503, "too many concurrent requests")
@@ -183,13 +185,13 @@ class RestApp:
         body = await self._read_body(scope, receive, state)
         state.deadline.record.headers = functools.partial(value_of, scope)
         state.deadline.record.route = scope.get(ROUTE)
-        scope[GONE] = state.deadline.cancel  # the connection calls it when it is lost
+        scope[GONE] = state.deadline.cancel  # called when the connection is lost
         return await self._before_deadline(
             state.deadline, self._api_answer, scope, (body, packed), state, interface
         )
 
     def _monitored(self, path: str, scope: Scope) -> Callable[[], Awaitable[Answer]] | None:
-        """What answers a path of the monitoring; None for another path."""
+        """Return the function that answers a path of monitoring (metrics, counts of rollouts); None for other paths."""
         form = self._forms.get(path)
         if form is not None:
             gzip = takes_gzip(header(scope, b"accept-encoding"))
@@ -198,7 +200,7 @@ class RestApp:
         return None if counts is None else functools.partial(self._in_thread, counts)
 
     def _checked(self, scope: Scope, role: Role, *, is_extra: bool) -> str:
-        """Return the owner of the request's key, "" where the server has no keys.
+        """Return the owner of the request's key; "" if the server has no keys.
 
         Raises:
             HttpError: the sender does not have the role.
@@ -242,11 +244,12 @@ class RestApp:
         """Return the complete body, and count the memory that it takes.
 
         Raises:
-            HttpError: it is too large, or all bodies together are.
+            HttpError: the body is too large, or the bodies of all requests together are.
             ConnectionResetError: the client disconnected.
         """
         limit = self.options.max_body_bytes
-        length = header(scope, b"content-length").lstrip("0")  # the parser has checked its digits
+        # The HTTP parser has checked that the header has only digits.
+        length = header(scope, b"content-length").lstrip("0")
         if len(length) > len(str(limit)) or int(length or "0") > limit:
             raise HttpError(413, f"the body must have at most {limit:,} bytes")
         parts: list[bytes] = []
@@ -263,7 +266,7 @@ class RestApp:
             if state.bytes_in > limit:
                 raise HttpError(413, f"the body must have at most {limit:,} bytes")
             if self.held_bytes > self.options.max_held_bytes:
-                raise HttpError(503, "the server holds too many bytes of other requests")
+                raise HttpError(503, "the bodies of other requests take too much memory")
         return b"".join(parts)
 
     def _api_answer(
@@ -281,8 +284,11 @@ class RestApp:
         except HttpError:
             raise
         except Exception:  # noqa: BLE001 - the edge: clients get no details of a bug
-            _log.exception("a request failed by a bug")
-            return Answer(status=500, body=error_body("the server has a bug; its log says more"))
+            _log.exception("a request failed because of a bug in the server")
+            return Answer(
+                status=500,
+                body=error_body("the request failed because of a bug in the server; see its log"),
+            )
 
     def note(
         self,
@@ -298,11 +304,11 @@ class RestApp:
 
         Args:
             scope: ASGI's scope of the request.
-            record: What is known of it.
-            answer: Its answer.
+            record: Facts about the request.
+            answer: The answer.
             packed: The compressed body of the answer, if it is sent compressed.
-            key: The name of its API key.
-            bytes_in: Size of its body.
+            key: The name of the request's API key.
+            bytes_in: Size of the request's body, bytes.
         """
         log = self.options.access_log
         if log is None:
@@ -354,7 +360,8 @@ _HEALTH_PATH = re.compile(
     r"/v1/models/[^/:]+(?:/versions/\d+|/labels/[^/:]+)?|/v2/models/[^/]+(?:/versions/[^/]+)?/ready/?",
     re.IGNORECASE | re.ASCII,
 )
-"""Paths of a model's status and readiness. TensorFlow Serving has no limit of requests that refuses them."""
+"""Paths of a model's status and readiness. They are answered above the limit of concurrent requests, as TensorFlow
+Serving has no such limit."""
 
 Interface = Callable[[DataPlane, HttpRequest], Answer]
 
@@ -365,7 +372,7 @@ def _role(path: str) -> Role:
 
 
 def _interface(path: str) -> Interface | None:
-    """Return what answers on a path, None for an unknown path."""
+    """Return the function that answers a path; None for an unknown path."""
     if outcomes.matches(path):
         return outcomes.answer
     if path[:4].lower() == "/v1/":
@@ -374,9 +381,9 @@ def _interface(path: str) -> Interface | None:
 
 
 def _cors_headers(options: RestOptions) -> Headers:
-    """Return the headers that allow requests of pages of other origins.
+    """Return the headers that allow pages of other origins to send requests.
 
-    Source: TensorFlow Serving, `AddCORSHeaders`; it has no API keys.
+    Source: TensorFlow Serving, `AddCORSHeaders`; the headers of API keys are an extension.
     """
     keys = b", Authorization, X-API-Key" if options.keys else b""
     return (
@@ -387,7 +394,7 @@ def _cors_headers(options: RestOptions) -> Headers:
 
 
 def _version_headers(version: int | None) -> Headers:
-    """Return the header that names the version that answered; none if the request reached no version."""
+    """Return the header with the number of the version that answered; empty if the request reached no version."""
     return () if version is None else ((VERSION_HEADER.encode(), b"%d" % version),)
 
 

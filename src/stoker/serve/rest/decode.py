@@ -1,9 +1,9 @@
 """Decodes JSON bodies: `:predict` to arrays of the signature's dtypes, `:classify` and `:regress` to Examples.
 
-For a `:predict` body that is refused, `tf_serving_errors` finds TensorFlow Serving's error message.
+If a `:predict` body is refused, `tf_serving_errors` finds TensorFlow Serving's error message.
 
-Source: TensorFlow Serving, RESTful API, "Predict API"; its `json_tensor` for the strictness:
-no number from a string or a boolean, no integer from 2.0.
+Source: TensorFlow Serving, RESTful API, "Predict API". Its `json_tensor` is as strict: a string or a boolean is not a
+number, and 2.0 is not an integer.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from stoker.serve.rest.json_text import (
 )
 
 _MAX_RANK = 32
-"""Most axes of a tensor; NumPy allows 64, TensorFlow 254."""
+"""Maximum number of axes of a tensor; NumPy allows 64, TensorFlow 254."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,7 +39,7 @@ class PredictBody:
     """The outer form of a `:predict` body; its tensors are not decoded yet."""
 
     signature: str
-    """The signature's name, empty for the default."""
+    """The signature's name; empty: the default signature."""
 
     rows: bool
     """Whether the body has `instances` (one value per row) instead of `inputs` (one value per tensor)."""
@@ -56,7 +56,7 @@ def parse_body(raw: bytes, *, parse: Callable[[bytes], Any] = parse_json) -> Pre
         parse: Parses JSON as `parse_json` does.
 
     Raises:
-        ServeError: it is not JSON, or has neither form.
+        ServeError: the body is not JSON, or has neither `instances` nor `inputs`.
     """
     body, signature = as_object(parse(raw))
     if "instances" in body and "inputs" in body:
@@ -76,10 +76,10 @@ def parse_body(raw: bytes, *, parse: Callable[[bytes], Any] = parse_json) -> Pre
 
 
 def read_inputs(body: PredictBody, signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of a body by input, with the dtypes of the signature.
+    """Return input -> array, read from a body, with the dtypes of the signature.
 
     Raises:
-        UserError: the named input is missing, unknown, ragged, null, or of another type.
+        UserError: an input, which the message names, is missing, unknown, ragged, null, or of another type.
     """
     if body.rows:
         return read_rows(body.value, signature)
@@ -87,7 +87,7 @@ def read_inputs(body: PredictBody, signature: Signature) -> dict[str, np.ndarray
 
 
 def read_rows(rows: list[Any], signature: Signature) -> dict[str, np.ndarray[Any, Any]]:
-    """Return the arrays of the value of `instances`, as `read_inputs` does."""
+    """Return input -> array, read from the value of `instances` as by `read_inputs`."""
     return _arrays(_columns_of_rows(rows, signature), signature)
 
 
@@ -104,7 +104,7 @@ def to_array(value: Any, *, name: str, spec: TensorSpec) -> np.ndarray[Any, Any]
     Args:
         value: JSON scalars in lists; all lists of a level must have the same length.
         name: The input's name, for errors.
-        spec: Its dtype; the caller checks the shape.
+        spec: Has the dtype; the caller checks the shape.
 
     Raises:
         UserError: the lists are ragged, or a value does not fit the dtype.
@@ -131,7 +131,7 @@ def _columns_of_rows(rows: list[Any], signature: Signature) -> dict[str, Any]:
 
 
 def _columns(body: PredictBody, signature: Signature) -> dict[str, Any]:
-    """Return the values of the inputs by name; other names are ignored."""
+    """Return input -> the values of all rows; names that are not inputs are ignored."""
     if not _is_named(body.value):
         return {_only_input(signature): body.value}
     missing = [name for name in signature.inputs if name not in body.value]
@@ -147,12 +147,12 @@ def _only_input(signature: Signature) -> str:
 
 
 def _is_named(value: Any) -> bool:
-    """Return whether an object names tensors; `{"b64": "..."}` is a value."""
+    """Return whether a value is an object whose keys name tensors; `{"b64": "..."}` is not."""
     return isinstance(value, dict) and not is_b64(value)
 
 
 def _dense_shape(value: Any, name: str) -> tuple[int, ...]:
-    """Return the shape by the first element of every level."""
+    """Return the shape that the first element of every level implies."""
     shape: list[int] = []
     while isinstance(value, list):
         shape.append(len(value))
@@ -216,7 +216,7 @@ def typed(flat: list[Any], *, name: str, dtype: str) -> np.ndarray[Any, Any]:
     numpy_dtype = _numpy_dtype(dtype, name)
     allowed, found = _ALLOWED[numpy_dtype.kind], set(map(type, flat))
     if found == {float} and sum(map(abs, flat)) <= _LARGEST.get(dtype, -1.0):
-        return np.array(flat, dtype=numpy_dtype)  # all are in range, and none is NaN
+        return np.array(flat, dtype=numpy_dtype)  # all values are in range, and none is NaN
     if not found <= allowed:
         odd = next(item for item in flat if type(item) not in allowed)
         raise _wrong_type(name, dtype, odd)
@@ -269,9 +269,9 @@ def _whole(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, 
 def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any, Any]:
     """Return numbers in the dtype's precision.
 
-    As in TensorFlow Serving, they are rounded to float64 and then to float32, where a number that is too
-    large becomes infinite. TensorFlow Serving does not read 16-bit floats; here, numbers that do not fit
-    are refused.
+    As in TensorFlow Serving, numbers are rounded to float64 and then to float32, in which numbers that are too large
+    become infinite. TensorFlow Serving does not read 16-bit floats; this server refuses numbers that a 16-bit dtype
+    cannot hold.
     """
     wide = np.array(flat, dtype=np.float64)
     if dtype_name(dtype) in ("float32", "float64"):
@@ -283,7 +283,7 @@ def _floats(flat: list[Any], dtype: np.dtype[Any], name: str) -> np.ndarray[Any,
             raise UserError(
                 f"input {name!r} is {dtype.name}, which must hold a whole number without loss",
                 got=Plain(shown(item)),
-                fix="Write it with a decimal point to have it rounded.",
+                fix="Write the number with a decimal point; it is then rounded.",
             )
     with np.errstate(over="ignore"):
         narrow = wide.astype(dtype)
@@ -331,10 +331,10 @@ class ExamplesBody:
     """A decoded `:classify` or `:regress` body."""
 
     signature: str
-    """The signature's name, empty for the default."""
+    """The signature's name; empty: the default signature."""
 
     context: bytes
-    """The serialized Example whose features belong to every Example; b"" without one."""
+    """A serialized Example whose features are added to every Example; b"": none."""
 
     examples: Sequence[bytes]
     """The serialized Examples."""
@@ -343,10 +343,10 @@ class ExamplesBody:
 def parse_examples(raw: bytes) -> ExamplesBody:
     """Decode a `:classify` or `:regress` body.
 
-    As in TensorFlow Serving, a number without a point is an int64 feature, one with a point a float feature.
+    As in TensorFlow Serving, numbers without a decimal point become int64 features, all others float features.
 
     Raises:
-        ServeError: it is not JSON, or not of this form.
+        ServeError: the body is not JSON, or not of this form.
     """
     body, signature = parse_object(raw)
     context = _example(body["context"]) if "context" in body else b""
@@ -379,7 +379,7 @@ def _serialized(features: Mapping[str, feature_pb2.Feature]) -> bytes:
 
 
 def _feature(content: Any, name: str) -> feature_pb2.Feature:
-    """Return a feature; all its elements must be of the kind of the first one."""
+    """Return a feature; all its elements must have the same kind as the first element."""
     items = content if isinstance(content, list) else [content]
     kind, values = "", []
     for item in items:
@@ -413,7 +413,7 @@ def _int64(item: int, name: str) -> int:
 
 
 def _float(item: float, _name: str) -> float:
-    with np.errstate(over="ignore"):  # beyond float32 it becomes infinite
+    with np.errstate(over="ignore"):  # a number beyond float32 becomes infinite
         return float(np.float32(float(item)))
 
 

@@ -1,6 +1,6 @@
 """Encodes answers as the JSON that TensorFlow Serving writes.
 
-Source: TensorFlow Serving, RESTful API, "Predict API"; its `json_tensor` for the text of numbers.
+Source: TensorFlow Serving, RESTful API, "Predict API"; for the format of numbers, its `json_tensor`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ def predictions(outputs: Tensors) -> str:
 
 
 def predictions_of(rows: Sequence[str]) -> str:
-    """Return the answer to `instances`, from rows as `rows_of` returns them."""
+    """Return the answer to `instances`, from the rows that `rows_of` returned."""
     return '{"predictions": [' + ", ".join(rows) + "]}"
 
 
@@ -53,7 +53,7 @@ def rows_of(outputs: Tensors) -> list[str]:
 
 
 def _check_rows(outputs: Tensors) -> None:
-    """Source: TensorFlow Serving's `json_tensor.cc` for the texts."""
+    """Raise if the outputs have no common first axis. Source of the messages: TensorFlow Serving's `json_tensor.cc`."""
     rows: int | None = None
     for name, array in outputs.items():
         if array.ndim == 0:
@@ -71,7 +71,7 @@ _COLUMNS = "Send 'inputs' instead of 'instances'."
 
 
 def columns(outputs: Tensors) -> str:
-    """Return the answer to `inputs`: an object of tensors, or the only tensor without its name."""
+    """Return the answer to `inputs`: an object of named tensors; a single tensor without its name."""
     texts = {name: _nested(name, array, 0)[0] for name, array in outputs.items()}
     if len(texts) == 1:
         return '{"outputs": ' + next(iter(texts.values())) + "}"
@@ -80,7 +80,7 @@ def columns(outputs: Tensors) -> str:
 
 
 def classifications_text(answer: Inferred) -> str:
-    """Return the JSON of a classification: label and score of each class, per row."""
+    """Return the JSON of a classification: for each row, label and score of each class."""
     rows = []
     for row in answer.classes:
         scores = number_texts(np.array([score for _, score in row], dtype=np.float32))
@@ -97,9 +97,9 @@ def regressions_text(answer: Inferred) -> str:
 
 
 def number_texts(array: np.ndarray[Any, Any]) -> list[str]:
-    """Return the text of every float: `%g` if it reads back as the same number, else all digits.
+    """Return every float as text: in the format `%g` if the number can be read back exactly, else with all digits.
 
-    Whole numbers end in `.0`, so that a parsed list has a single type.
+    Whole numbers end with `.0`, so that all numbers of a parsed list have the same type.
     """
     wide = array.dtype == np.float64
     exact = array.reshape(-1).astype(np.float64 if wide else np.float32, copy=False)
@@ -113,7 +113,7 @@ def number_texts(array: np.ndarray[Any, Any]) -> list[str]:
 def _inexact(
     texts: Sequence[str], exact: np.ndarray[Any, Any], values: Sequence[float]
 ) -> list[int]:
-    """Return the positions of texts that do not read back as their numbers."""
+    """Return the indexes of texts from which the number cannot be read back exactly."""
     if len(texts) <= _FEW:
         code = f"{len(texts)}{exact.dtype.char}"
         again = struct.unpack(code, struct.pack(code, *map(float, texts)))
@@ -123,7 +123,7 @@ def _inexact(
 
 
 _FEW = 64
-"""Up to this many numbers, reading back one by one is faster than as an array."""
+"""Up to this many numbers, reading numbers back one by one is faster than as an array."""
 
 _SPECIAL = {"nan": "NaN", "inf": "Infinity", "-inf": "-Infinity"}
 
@@ -133,7 +133,7 @@ def _with_point(text: str) -> str:
 
 
 def _nested(name: str, array: np.ndarray[Any, Any], axis: int) -> list[str]:
-    """Return the texts of the elements at `axis`, each with its inner axes in brackets."""
+    """Return the JSON of each element of `axis`; inner axes become nested lists."""
     texts = _scalars(name, array)
     for level in range(array.ndim - 1, axis - 1, -1):
         size, count = array.shape[level], math.prod(array.shape[:level])
@@ -158,7 +158,7 @@ def _scalars(name: str, array: np.ndarray[Any, Any]) -> list[str]:
 
 
 def _string_text(item: bytes, *, as_bytes: bool) -> str:
-    """Return a string as JSON; as base64 if the output's name ends in `_bytes` or it is not UTF-8."""
+    """Return the JSON of a string; base64 if the output's name ends with `_bytes`, or the string is not UTF-8."""
     try:
         if not as_bytes:
             return json.dumps(item.decode())

@@ -1,4 +1,4 @@
-"""Requests to the paths of `ExtraRoutes`: who may send them, and their answers as HTTP."""
+"""HTTP requests to the paths of `ExtraRoutes`: checks who may send them, and converts the answers."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from stoker.serve.security.auth import Role, is_loopback
 
 
 def check_sender(scope: Scope, role: Role) -> None:
-    """Refuse to let strangers administer a server that has no keys.
+    """Refuse administrative requests that may not come from the operator, on a server without keys.
 
     Args:
         scope: ASGI's scope of the request.
-        role: the role that it needs.
+        role: The role that the request needs.
 
     Raises:
-        HttpError: it comes from another machine, or from a page in a browser, which need not be the operator's.
+        HttpError: the request comes from another machine, or from a page in a browser, which may be a stranger's.
     """
     if role < Role.ADMIN:
         return
     client = scope.get("client") or ("", 0)
-    # A Unix socket has no address; who reaches it is on this machine.
+    # A client of a Unix socket has no address; it is on this machine.
     if header(scope, b"origin") or (client[0] and not is_loopback(client[0])):
         raise HttpError(
             Code.PERMISSION_DENIED.http_status,
-            "without --keys-file only programs on this machine have the role admin",
+            "without --keys-file, only programs on this machine have the role admin",
         )
 
 
@@ -38,13 +38,13 @@ def answered_by(extra: ExtraRoutes, plane: DataPlane, request: HttpRequest, *, w
     """Answer a request.
 
     Args:
-        extra: answers its path.
-        plane: knows the models.
-        request: the request.
-        who: the owner of its key.
+        extra: Answers the path.
+        plane: Has the served models.
+        request: The request.
+        who: The owner of the request's key.
 
     Raises:
-        ServeError: it cannot be answered.
+        ServeError: the request cannot be answered.
     """
     query = dict(parse_qsl(request.scope.get("query_string", b"").decode("latin-1")))
     requested = ExtraRequest(

@@ -1,7 +1,7 @@
-"""Caches parsed headers by their bytes: a client sends the same headers again and again.
+"""Caches parsed headers by their bytes, because a client sends the same headers again and again.
 
-Headers are parsed once. A request whose headers are cached, byte for byte, and that arrives complete and
-alone needs no parser.
+A request needs no parser if exactly the same header bytes are cached, and if it arrives complete and without a part of
+another request.
 """
 
 from __future__ import annotations
@@ -17,20 +17,20 @@ _PATH, _METHOD = b"/v1/models/", b":predict"
 _NOT_PLAIN = frozenset(
     (b"transfer-encoding", b"content-encoding", b"expect", b"upgrade", b"traceparent")
 )
-"""Headers that keep a request from being answered in the event loop."""
+"""Headers because of which a request is not answered in the event loop."""
 
 _TENSOR = b"octet-stream"
 
 _END = b"\r\n\r\n"
 
 MAX_HEADS = 1024
-"""Most cached headers; the same headers with another body length count as others."""
+"""Maximum number of cached headers. Headers that differ only in the body's length count as different."""
 
 _MAX_BYTES = 2048
-"""Largest headers that are cached."""
+"""Maximum size of cached headers, bytes."""
 
 MAX_BYTES = 16 << 10
-"""Largest body that is answered in the event loop, which reads nothing else meanwhile."""
+"""Maximum size of a body that is answered in the event loop, bytes. The loop reads nothing else meanwhile."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,7 +41,7 @@ class Head:
     """The path as sent; it has no query."""
 
     path: str
-    """The same as text."""
+    """The path as `str`."""
 
     http_version: str
     """1.0 or 1.1."""
@@ -56,12 +56,12 @@ class Head:
     """Whether the answer may be compressed."""
 
     def value_of(self, wanted: str) -> bytes | None:
-        """Return the last value of a header, None without one; its name in lower case."""
+        """Return the last value of a header; None if it is missing. The name is in lower case."""
         return value_of({"headers": self.headers}, wanted)
 
 
 class HeaderCache:
-    """Recently received headers; used by the event loop's thread only."""
+    """A cache of recently received headers. Only the event loop's thread uses it."""
 
     def __init__(self) -> None:
         """Start empty."""
@@ -69,7 +69,7 @@ class HeaderCache:
         self.hits = self.misses = 0
 
     def find(self, data: bytes) -> tuple[Head, bytes] | None:
-        """Return head and body if the data is exactly one request with cached headers; else None."""
+        """Return head and body if the data is exactly one request whose headers are cached; else None."""
         end = data.find(_END) + len(_END)
         known = self._known.get(data[:end])
         if known is None or len(data) - end != known[1]:
@@ -83,7 +83,7 @@ class HeaderCache:
         if end > _MAX_BYTES or len(data) - end != body_bytes:
             return
         if len(self._known) >= MAX_HEADS:
-            self._known.clear()  # those in use are soon cached again
+            self._known.clear()  # headers in use are soon cached again
         self._known[data[:end]] = head, body_bytes
         self.misses += 1
 
@@ -94,7 +94,7 @@ _UPGRADE = re.compile(rb"\r\nupgrade:[^\r\n]*(?=\r\n)", re.IGNORECASE)
 def without_upgrade(data: bytes) -> bytes:
     """Return a request without its `Upgrade` header, which a server may ignore.
 
-    Java's HTTP client sends one by default; the parser would stop there and lose the body.
+    Java's HTTP client sends this header by default; the parser would stop after the headers and lose the body.
     """
     end = data.find(_END)
     if end < 0 or b"upgrade:" not in data[:end].lower():
@@ -103,7 +103,7 @@ def without_upgrade(data: bytes) -> bytes:
 
 
 def is_small(method: bytes, target: bytes, headers: Sequence[tuple[bytes, bytes]]) -> bool:
-    """Return whether a request may be answered in the event loop, by its request line and headers.
+    """Return whether request line and headers allow an answer in the event loop.
 
     Args:
         method: The HTTP method.

@@ -1,4 +1,4 @@
-"""uvicorn without extras, in a thread of its own, and with a shutdown that loses no request."""
+"""A uvicorn server in a thread of its own, with a shutdown that loses no request."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.serve.runtime.sockets import BACKLOG, SETTLE_S, rest_of_queue
 
 
 class HttpServer(Server):
-    """Answers every request that arrived before the listener closed."""
+    """A uvicorn server that answers every request that arrived before the listener was closed."""
 
     def __init__(
         self,
@@ -33,10 +33,10 @@ class HttpServer(Server):
 
         Args:
             app: The application.
-            drain_s: Longest wait for running requests at the end, seconds.
+            drain_s: Maximum wait for running requests at the end, seconds.
             limits: Limits of connections.
-            tls: Encryption, if any.
-            lane: Answers small requests before the application sees them.
+            tls: TLS settings; None: no encryption.
+            lane: Answers small requests, which then do not reach the application.
         """
         super().__init__(
             Config(
@@ -55,7 +55,7 @@ class HttpServer(Server):
             )
         )
         self.config.load()
-        # uvicorn sets no time-out for the handshake; the default is a minute.
+        # uvicorn does not set the time limit of the TLS handshake; asyncio's default is a minute.
         self._tls: dict[str, Any] = (
             {} if tls is None else {"ssl": tls, "ssl_handshake_timeout": limits.head_s}
         )
@@ -72,8 +72,8 @@ class HttpServer(Server):
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept the connections in the kernel's queue, wait for their requests, then stop as uvicorn does.
 
-        Closing a listener resets every connection in its queue, and uvicorn closes connections without a
-        request: 1 of 3 runs under 300 new connections/s lost a request.
+        Without this, closing a listener resets every connection in its queue, and uvicorn closes connections whose
+        request has not arrived yet: with 300 new connections/s, 1 of 3 shutdowns lost a request.
         """
         kept = [listener.dup() for listener in sockets or []]
         for server in self.servers:
@@ -81,7 +81,7 @@ class HttpServer(Server):
         loop = asyncio.get_running_loop()
         for connection in [found for listener in kept for found in rest_of_queue(listener)]:
             await loop.connect_accepted_socket(self._protocol(), connection, **self._tls)
-        await asyncio.sleep(SETTLE_S)  # their requests are read first
+        await asyncio.sleep(SETTLE_S)  # time to read the requests of these connections
         await super().shutdown(sockets)
 
     def _protocol(self) -> Callable[[], asyncio.Protocol]:

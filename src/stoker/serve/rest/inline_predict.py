@@ -1,9 +1,8 @@
-"""Answers small requests in the event loop: all that arrive in one turn share one model call.
+"""Answers small requests in the event loop. Requests that arrive together share one model call.
 
-A request of a few numbers takes longer to pass to a thread, and to wake that thread, than to answer. So
-plain requests (JSON rows, a model that is quick and free) are read, run and answered in the event loop,
-together with the others of the same turn. All other requests take the usual path, with its
-limits, its deadline and its errors: nothing is refused here.
+To pass a request of a few numbers to a thread, and to wake the thread, takes longer than to answer the request. So
+plain requests (JSON rows, a model that is quick and idle) are read, run and answered in the event loop. All other
+requests, also invalid ones, take the usual path, with its limits, deadline and errors.
 """
 
 from __future__ import annotations
@@ -32,19 +31,19 @@ from stoker.serve.security.auth import Keys, Role
 
 
 class Options(Protocol):
-    """The options of the application that the inline path needs."""
+    """The options of the application that this module uses."""
 
     @property
     def keys(self) -> Keys | None:
-        """The accepted keys; None accepts every request."""
+        """The accepted keys; None: every request is accepted."""
 
     @property
     def access_log(self) -> AccessLog | None:
-        """Where a line for each request is logged; None: not at all."""
+        """Gets each finished request; None: no log."""
 
     @property
     def timeout_s(self) -> float:
-        """Longest time that a request waits for its model, seconds."""
+        """Maximum time that a request waits for its model, seconds."""
 
 
 class App(Protocol):
@@ -89,14 +88,14 @@ class Connection(Protocol):
 
 
 class _Nobody:
-    """Replaces the object by which uvicorn notifies a waiting application."""
+    """Replaces the event with which uvicorn notifies a waiting application."""
 
     def set(self) -> None:
         """Do nothing: no application waits."""
 
 
 class Small:
-    """A request; to its connection it is a uvicorn cycle."""
+    """A small request. It has the attributes of a uvicorn cycle that its connection uses."""
 
     __slots__ = (
         "body",
@@ -117,21 +116,21 @@ class Small:
     message_event = _Nobody()
 
     def __init__(self, protocol: Connection, head: Head, body: bytes = b"") -> None:
-        """Args: protocol: its connection; head; body: the part that has arrived."""
+        """Args: protocol: the connection; head: the parsed headers; body: the part of the body that has arrived."""
         self.protocol = protocol
         self.head = head
         self.body = body
         self.keep_alive = head.keep_alive
-        self.came_s = 0.0  # when it was complete, by the monotonic clock
-        self.key = ""  # the name of its key
-        self.rows: list[Any] = []  # its `instances`
-        self.route: Route | None = None  # where a rollout sends it
-        self.version = 0  # the version that answered it
+        self.came_s = 0.0  # when the request was complete, seconds of the monotonic clock
+        self.key = ""  # the name of the request's API key
+        self.rows: list[Any] = []  # the `instances` of the body
+        self.route: Route | None = None  # where a rollout sends the request
+        self.version = 0  # the version that answered
         self.disconnected = self.response_started = self.response_complete = False
 
 
 class InlinePredict:
-    """The requests of one turn of the loop; used only by the loop's thread."""
+    """Collects the requests that arrive together, and answers them. Only the event loop's thread uses it."""
 
     def __init__(self, app: App) -> None:
         """Args: app: answers all requests that the inline path does not."""
@@ -146,7 +145,7 @@ class InlinePredict:
         self._busy_poll = BusyPoll()
 
     def add(self, small: Small) -> None:
-        """Add a complete request; it is answered before the loop waits again."""
+        """Add a complete request. It is answered before the event loop waits again."""
         small.came_s = time.monotonic()
         self._waiting.append(small)
         if len(self._waiting) == 1:
@@ -182,7 +181,7 @@ class InlinePredict:
         heads.hits = heads.misses = 0
 
     def _read(self, small: Small) -> str | None:
-        """Return its rows, its sender and the signature's name; None if the request is not plain."""
+        """Check the key, parse the body, and return the signature's name; None if the application must answer."""
         keys = self._app.options.keys
         try:
             if keys is not None:
@@ -197,7 +196,7 @@ class InlinePredict:
         return body.signature
 
     def _routed(self, small: Small) -> int | None:
-        """The version that a rollout sends a request to; None without a rollout."""
+        """Return the version to which a rollout sends a request; None: no rollout decides."""
         spec = _spec(small.head.path)
         if spec is not None:
             small.route = self._plane.route(spec, small.head.value_of)
@@ -207,7 +206,7 @@ class InlinePredict:
         """Group requests so that each group fits in one run."""
         if len(group) < MANY or spec is None:
             return [group]
-        return in_runs(group, lambda small: len(small.rows), most=self._plane.most_rows(spec))
+        return in_runs(group, lambda small: len(small.rows), max_rows=self._plane.max_rows(spec))
 
     def _answer(self, spec: ModelSpec | None, signature: str, group: list[Small]) -> None:
         found, texts = None, []
@@ -236,7 +235,7 @@ class InlinePredict:
         self, spec: ModelSpec, signature: str, group: list[Small], sizes: list[int]
     ) -> JoinedRequests:
         routes: list[Route] = []
-        if group[0].route is not None:  # then all have one
+        if group[0].route is not None:  # then all requests of the group have a route
             routes = [small.route for small in group if small.route is not None]
         return JoinedRequests(
             model=spec,

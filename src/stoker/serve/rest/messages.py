@@ -24,13 +24,13 @@ class HttpRequest:
     """A complete HTTP request."""
 
     scope: Scope
-    """ASGI's scope; its headers are searched only on demand."""
+    """ASGI's scope; its headers are read only when they are needed."""
 
     body: bytes
     """The whole body, decompressed."""
 
     deadline: Deadline
-    """How long its client waits."""
+    """How long the client waits."""
 
     @property
     def method(self) -> str:
@@ -43,7 +43,7 @@ class HttpRequest:
         return self.scope["path"]
 
     def header(self, name: str) -> str:
-        """Return the last value of a header, "" without one; its name in lower case."""
+        """Return the last value of a header; "" if it is missing. The name is in lower case."""
         return header(self.scope, name.encode())
 
     @property
@@ -60,7 +60,7 @@ class Answer:
     """The HTTP status."""
 
     body: str | bytes
-    """Text, or bytes."""
+    """The body, as text or bytes."""
 
     content_type: str = JSON
     """Its media type."""
@@ -72,7 +72,7 @@ class Answer:
     """Whether to close the connection, because a part of the request was not read."""
 
     packed: bytes | None = None
-    """The body as gzip, if it was compressed already; sent only to clients that accept it."""
+    """The body compressed with gzip, if this was done already; sent only to clients that accept gzip."""
 
     def raw(self) -> bytes:
         """Return the body as bytes."""
@@ -80,13 +80,13 @@ class Answer:
 
 
 def value_of(scope: Scope, wanted: str) -> bytes | None:
-    """The last value of a header, None if there is none; the name in lower case."""
+    """Return the last value of a header; None if it is missing. The name is in lower case."""
     named_so = [value for name, value in scope["headers"] if name == wanted.encode("latin-1")]
     return named_so[-1] if named_so else None
 
 
 def header(scope: Scope, wanted: bytes) -> str:
-    """Return the last value of a header, "" without one; its name in lower case."""
+    """Return the last value of a header; "" if it is missing. The name is in lower case."""
     found = b""
     for name, value in scope["headers"]:
         if name == wanted:
@@ -105,7 +105,7 @@ def named(given: Iterable[tuple[bytes, bytes]]) -> dict[str, str]:
 
 
 class HttpError(Exception):
-    """A request that gets an HTTP error status, for reasons of HTTP."""
+    """A request gets an HTTP error status because of a rule of HTTP, not of the dataplane."""
 
     def __init__(self, status: int, message: str) -> None:
         """Args: status: the HTTP status; message: one line for the client."""
@@ -115,30 +115,31 @@ class HttpError(Exception):
 
 
 def error_body(message: str) -> str:
-    """Return the body of an error, as TensorFlow Serving's clients expect it."""
+    """Return the JSON body of an error, in the form that TensorFlow Serving's clients expect."""
     return json.dumps({"error": message})
 
 
 CODINGS = {"gzip": 31, "deflate": 15}
-"""Content coding -> zlib's number for it. Source: RFC 9110, 8.4.1."""
+"""Content coding -> zlib's argument `wbits` for it. Source: RFC 9110, 8.4.1."""
 
 _WORTH_BYTES = 1024
-"""Smallest answer that is compressed: for a smaller one the header costs as much as it saves."""
+"""Minimum size of an answer that is compressed, bytes. For a smaller answer, gzip's header takes as much as is
+saved."""
 
 _LEVEL = 1
-"""Digits compress equally well within a few percent at every level; this one is the fastest."""
+"""Compression level. For digits, the size differs by only a few percent between levels; this level is the fastest."""
 
 
 def decompressed(body: bytes, *, coding: str, limit: int) -> bytes:
     """Return a decompressed body, without exceeding the limit.
 
     Args:
-        body: As received.
+        body: The body as received.
         coding: One of `CODINGS`.
-        limit: Most bytes after decompression.
+        limit: Maximum number of bytes after decompression.
 
     Raises:
-        HttpError: it is damaged, has trailing bytes, or is too large.
+        HttpError: the body is damaged, has trailing bytes, or is too large.
     """
     reader = zlib.decompressobj(CODINGS[coding])
     try:
@@ -162,5 +163,5 @@ def takes_gzip(accept: str) -> bool:
 
 
 def compressed(body: bytes) -> bytes | None:
-    """Return the body as gzip; None if it is too small to be worth it."""
+    """Return the body compressed with gzip; None if it is too small."""
     return gzip.compress(body, _LEVEL, mtime=0) if len(body) >= _WORTH_BYTES else None

@@ -1,9 +1,9 @@
-"""Large JSON bodies of nothing but numbers, such as images: read by simdjson without a Python object per number.
+"""Reads large JSON bodies that contain only numbers, such as images, with simdjson: without a Python object per number.
 
-The result is what `decode` would return, to the bit. Anything else (a ragged list, a string, a number
-that its dtype cannot hold) is left to `decode`, and so are all errors.
+The result equals that of `decode`, to the bit. `decode` reads all other bodies (with a ragged list, a string, or a
+number that the dtype cannot hold) and reports all errors.
 
-No simdjson object outlives the call that created it. Only the numbers are kept, so the parser and its
+Simdjson's objects are used only within the call that created them. Only the numbers are kept, so the parser and its
 memory are free for the next body.
 """
 
@@ -24,22 +24,24 @@ from stoker.serve.errors import ServeError
 from stoker.serve.rest.json_text import parse_json
 
 MIN_BYTES = 16 << 10
-"""Smallest body for which this is faster."""
+"""Minimum size of a body for which this module is faster than `decode`, bytes."""
 
 _MIN_LIST_BYTES = 1 << 10
-"""Smallest list of a body with several lists that is parsed separately."""
+"""Minimum size of a list that is parsed separately in a body with several lists, bytes."""
 
 _MAX_KEPT_BYTES = 4 << 20
-"""Largest document whose parser is kept: a parser takes up to 15 times the memory."""
+"""Maximum size of a document whose parser is kept, bytes. A parser keeps up to 15 times the document's size in
+memory."""
 
 _MAX_SPARE = 2
-"""Most parsers kept: simdjson holds the interpreter's lock, so two at once are rare."""
+"""Maximum number of parsers that are kept. Simdjson holds the GIL, so two threads rarely need parsers at the same
+time."""
 
 _KEYS = ("instances", "inputs")
 _NAME = "signature_name"
 
 _NUMBERS = b"0123456789+-.eE \t\r\n"
-"""All characters of a nested list of numbers except brackets and commas."""
+"""All characters that a nested list of numbers may contain, except brackets and commas."""
 
 _MAX_RANK = 32
 
@@ -51,7 +53,7 @@ _WHOLE = {
 }
 
 _spare: deque[simdjson.Parser] = deque(maxlen=_MAX_SPARE)
-"""Parsers that are free for another document; a popped parser belongs to one thread."""
+"""Parsers that are free for another document. A thread that pops a parser is its only user."""
 
 Array = np.ndarray[Any, Any]
 _Read = TypeVar("_Read")
@@ -65,19 +67,19 @@ class NumberList:
     """The numbers in their shape: int64 if all are written as whole numbers, else float64."""
 
     raw: bytes
-    """Their JSON, for error messages."""
+    """The JSON of the numbers, for error messages."""
 
     def as_dtype(self, dtype: str) -> Array | None:
-        """Return the numbers in this dtype; None if one may not fit."""
+        """Return the numbers in this dtype; None if a number may not fit."""
         wide = self.wide
         if dtype in _FLOATS:
             with np.errstate(over="ignore"):  # beyond float32 a number becomes infinite
                 return wide.astype(np.float64, copy=False).astype(dtype, copy=False)
         if dtype in _WHOLE and wide.dtype == np.int64:
-            least, most = _WHOLE[dtype].min, _WHOLE[dtype].max
+            low, high = _WHOLE[dtype].min, _WHOLE[dtype].max
         else:
             return None
-        fits = least <= wide.min() and wide.max() <= most
+        fits = low <= wide.min() and wide.max() <= high
         return wide.astype(dtype, copy=False) if fits else None
 
 
@@ -86,7 +88,7 @@ class Numbers:
     """A `:predict` body with one list of numbers."""
 
     signature: str
-    """The signature's name, empty for the default."""
+    """The signature's name; empty: the default signature."""
 
     rows: bool
     """Whether the body has `instances` instead of `inputs`."""
@@ -95,7 +97,7 @@ class Numbers:
     """The numbers."""
 
     def as_inputs(self, signature: Signature) -> dict[str, Array] | None:
-        """Return the array by input; None if `decode` must read the body."""
+        """Return input -> array; None if `decode` must read the body."""
         if len(signature.inputs) != 1:
             return None
         ((name, spec),) = signature.inputs.items()
@@ -104,7 +106,7 @@ class Numbers:
 
 
 def read_numbers(raw: bytes) -> Numbers | None:
-    """Return the numbers of a large `:predict` body; None if it is small or contains anything else."""
+    """Return the numbers of a large `:predict` body; None if it is small, or is not a single list of numbers."""
     if len(raw) < MIN_BYTES or not raw.startswith(b"{"):
         return None
     return _parsed(raw, _numbers)
@@ -113,8 +115,8 @@ def read_numbers(raw: bytes) -> Numbers | None:
 def read_lists(raw: bytes) -> dict[str, Any] | None:
     """Parse a large body of the Open Inference Protocol, with a `NumberList` for each list of numbers.
 
-    Each list is cut out and parsed separately, and a marker string replaces it while the rest is parsed, so
-    that the meaning of the rest does not change.
+    Each list is cut out and parsed separately. While the rest is parsed, a marker string replaces the list, so that the
+    rest keeps its meaning.
 
     Returns:
         The body as `parse_json` returns it, except the `data` of its inputs; None if `parse_json` must parse
@@ -123,7 +125,7 @@ def read_lists(raw: bytes) -> dict[str, Any] | None:
     if len(raw) < MIN_BYTES:
         return None
     rest, lists = _cut_out(raw)
-    # Without escapes, the marker occurs in the body only where it is written literally.
+    # `count` also finds a marker that the client wrote, unless the client wrote it with escapes.
     if not lists or b"\\" in rest or rest.count(_MARK) != len(lists):
         return None
     try:
@@ -136,7 +138,7 @@ def read_lists(raw: bytes) -> dict[str, Any] | None:
     back = [
         one for one in inputs if isinstance(one, dict) and _mark_of(one.get("data")) is not None
     ]
-    if len(back) != len(lists):  # a list is elsewhere, or its key is repeated
+    if len(back) != len(lists):  # a list is outside of the inputs, or its key occurs twice
         return None
     for one in back:
         one["data"] = lists[int(one["data"][len(_MARK) :])]
@@ -170,7 +172,7 @@ def _cut_out(raw: bytes) -> tuple[bytes, list[NumberList]]:
 
 def _spans(raw: bytes) -> Iterator[tuple[int, int]]:
     """Return the positions of possible large lists, in order."""
-    at = raw.find(_DATA)  # several times faster than the regular expression
+    at = raw.find(_DATA)  # several times faster than searching with the regular expression
     while at >= 0:
         opened, end = _OPENED.match(raw, at), at + len(_DATA)
         if opened is not None:
@@ -181,7 +183,7 @@ def _spans(raw: bytes) -> Iterator[tuple[int, int]]:
 
 
 def _end_of_numbers(raw: bytes, begin: int) -> int:
-    """Return the end of the last bracket before a character that a list of numbers cannot contain."""
+    """Return the end of the last `]` before a character that a list of numbers cannot contain."""
     quote = raw.find(b'"', begin)
     stop = quote if quote >= 0 else len(raw)
     brace = raw.find(b"}", begin, stop)
@@ -191,8 +193,8 @@ def _end_of_numbers(raw: bytes, begin: int) -> int:
 def _parsed(raw: bytes, read: Callable[[Any, bytes], _Read | None]) -> _Read | None:
     """Return what `read` extracts from the document; None if it is not JSON.
 
-    `read` must not keep parts of the document. A parser is not used again after an error, which may refer
-    to its document.
+    `read` must not keep parts of the document. After an error, which may refer to the document, the parser is not used
+    again.
     """
     keep = len(raw) <= _MAX_KEPT_BYTES
     try:
@@ -241,20 +243,23 @@ def _flat(values: Any, *, whole: bool) -> Array:
     if whole:
         try:
             return np.frombuffer(values.as_buffer(of_type="i"), np.int64)
-        except TypeError:  # the first number is whole, another is not
+        except TypeError:  # the first number is an integer, another is not
             pass
     return np.frombuffer(values.as_buffer(of_type="d"), np.float64)
 
 
 def _is_dense(raw: bytes, shape: tuple[int, ...], *, begin: int, end: int) -> bool:
-    """Return whether the brackets and commas match the shape."""
+    """Return whether the brackets and commas of a list match a shape."""
     if len(shape) == 1:
         return raw.find(b"[", begin + 1, end) < 0
     return raw[begin:end].translate(None, _NUMBERS) == _skeleton(shape)
 
 
 def _outline(values: Any) -> tuple[tuple[int, ...], Any]:
-    """Return the shape by the first element of every level, and the first value; () if there is none."""
+    """Return the shape that the first element of every level implies, and the first value.
+
+    The shape is () if a list is empty or nested too deeply.
+    """
     shape: list[int] = []
     while isinstance(values, simdjson.Array):
         if not len(values) or len(shape) == _MAX_RANK:
@@ -265,7 +270,7 @@ def _outline(values: Any) -> tuple[tuple[int, ...], Any]:
 
 
 def _skeleton(shape: tuple[int, ...]) -> bytes:
-    """Return the brackets and commas of a nested list."""
+    """Return the brackets and commas of a nested list of this shape."""
     text = b""
     for size in reversed(shape):
         text = b"[" + b",".join([text] * size) + b"]"

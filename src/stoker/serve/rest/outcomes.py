@@ -2,7 +2,7 @@
 
     {"outcomes": [{"key": "user-7", "value": 1}, ...]}      ->      {"recorded": 1}
 
-All of them are written, or none.
+Either all outcomes of a request are written, or none.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def matches(path: str) -> bool:
 
 
 def answer(plane: DataPlane, request: HttpRequest) -> Answer:
-    """Write the outcomes of a request.
+    """Answer a request: write its outcomes.
 
     Raises:
         ServeError: the request has another form, or an outcome is invalid.

@@ -20,21 +20,21 @@ RETRY_AFTER_S = 1
 
 
 _BODY_S = 0.005
-"""How long the body of a small request may arrive after its headers, seconds."""
+"""Maximum time from the headers of a small request to the end of its body, seconds; then the application answers it."""
 
 _MIN_READ_BYTES = 16 << 10
-"""What a client must read of a blocked answer within `HttpLimits.send_s`."""
+"""Bytes of a blocked answer that a client must read within `HttpLimits.send_s`."""
 
 _READ_CHECKS = 4
-"""Number of checks in that time."""
+"""Number of checks within `HttpLimits.send_s`."""
 
 GONE = "stoker.gone"
-"""Key in a request's scope: a function to call when its client has disconnected."""
+"""Key in a request's scope: the function that is called when the client disconnects."""
 
 _VERSION_LINE = VERSION_HEADER.encode() + b": %d\r\n"
 
 ROUTE = "stoker.route"
-"""Key in a request's scope: where a rollout sent it, if the event loop has decided that."""
+"""Key in a request's scope: where a rollout sent the request, if the event loop routed it already."""
 
 
 def _ignore() -> None:
@@ -42,7 +42,7 @@ def _ignore() -> None:
 
 
 class LimitedProtocol(HttpToolsProtocol):
-    """uvicorn's connection with limits; uvicorn itself waits forever and reads headers of any size."""
+    """uvicorn's connection with limits. uvicorn itself would wait forever, and read headers of any size."""
 
     limits = HttpLimits()
     lane: InlinePredict | None = None
@@ -62,12 +62,12 @@ class LimitedProtocol(HttpToolsProtocol):
         self._timer: asyncio.TimerHandle | None = None
         self._send_timer: asyncio.TimerHandle | None = None
         self._unread_bytes = 0
-        self._read_s = 0.0  # when the client last read something, by the loop's clock
+        self._read_s = 0.0  # when the client last read enough, seconds of the loop's clock
         self._idle: asyncio.TimerHandle | None = None  # between requests answered in the event loop
-        self._answered_s = 0.0  # time of the last answer, by the loop's clock
+        self._answered_s = 0.0  # time of the last answer, seconds of the loop's clock
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override] # as uvicorn's
-        """Accept the connection, or refuse it if there are too many."""
+        """Accept the connection, or refuse it if there are too many connections."""
         super().connection_made(transport)
         if len(self.connections) > self.limits.connections:
             self._refuse(503, "too many connections")
@@ -112,7 +112,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self._after_data(data, alone=between)
 
     def _answers_cached(self, data: bytes, lane: InlinePredict) -> bool:
-        """Take a request whose headers are cached; return whether the data is one."""
+        """If the data is a request whose headers are cached, start to answer it; return whether it is."""
         cycle = self.cycle
         if (cycle is not None and not cycle.response_complete) or self.flow.write_paused:
             return False
@@ -124,7 +124,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return True
 
     def _take(self, small: Small, lane: InlinePredict) -> None:
-        self.cycle = small  # type: ignore[assignment] # has what uvicorn needs of a cycle
+        self.cycle = small  # type: ignore[assignment] # has the attributes that uvicorn needs of a cycle
         self._whole = small
         lane.add(small)
 
@@ -132,7 +132,7 @@ class LimitedProtocol(HttpToolsProtocol):
         if self._in_head and self._head_bytes > self.limits.head_bytes:
             self._refuse(431, "the headers are too large")
         if self._small is not None and self._small_timer is None:
-            # Many clients send headers and body separately, and the body follows at once.
+            # Many clients send the body separately, right after the headers.
             self._small_timer = self.loop.call_later(_BODY_S, self._leave_small)
         if self._begun and self._timer is None:  # a complete request needs no timer
             limits = self.limits
@@ -141,13 +141,13 @@ class LimitedProtocol(HttpToolsProtocol):
             self.lane.heads.add(data, self._whole.head, body_bytes=len(self._whole.body))
 
     def on_message_begin(self) -> None:
-        """Note the start of a request."""
+        """Record the start of a request."""
         self._begun = True
         self._unset_keepalive_if_required()
         super().on_message_begin()
 
     def on_headers_complete(self) -> None:
-        """Check the headers' size; the body has a time limit of its own."""
+        """Check the size of the headers, and end their time limit; the body has its own."""
         size = len(self.url) + sum(len(name) + len(value) + 4 for name, value in self.headers)
         if size > self.limits.head_bytes:
             self._too_large = True
@@ -176,13 +176,13 @@ class LimitedProtocol(HttpToolsProtocol):
             return
         super().on_message_complete()
         if self.cycle.response_complete and self.timeout_keep_alive_task is None:
-            # It was answered before its body had arrived.
+            # The request was answered before its body had arrived.
             self.timeout_keep_alive_task = self.loop.call_later(
                 self.timeout_keep_alive, self.timeout_keep_alive_handler
             )
 
     def answer(self, small: Small, raw: bytes, *, packed: bytes | None, close: bool) -> None:
-        """Write the answer to a request of the event loop."""
+        """Write the answer to a request that was answered in the event loop."""
         small.keep_alive = small.keep_alive and not close
         given = self.server_state.default_headers
         if given is not self._prefix_headers:  # uvicorn renews them every second
@@ -208,14 +208,14 @@ class LimitedProtocol(HttpToolsProtocol):
             self._keep_alive()
 
     def _keep_alive(self) -> None:
-        """Do what `on_response_complete` does if no request waits, but keep a running idle timer."""
+        """Do what `on_response_complete` does if no request waits, but do not restart a running idle timer."""
         self.server_state.total_requests += 1
         self._answered_s = self.loop.time()
         if self._idle is None and not self.transport.is_closing():
             self._idle = self.loop.call_later(self.timeout_keep_alive, self._check_idle)
 
     def _check_idle(self) -> None:
-        """Close an idle connection; one that sent a request meanwhile gets the rest of its time."""
+        """Close the connection if it has been idle long enough; else wait for the rest of the time."""
         self._idle = None
         cycle = self.cycle
         if self.transport.is_closing() or cycle is None or not cycle.response_complete:
@@ -227,7 +227,7 @@ class LimitedProtocol(HttpToolsProtocol):
             self.timeout_keep_alive_handler()
 
     def _leave_small(self) -> None:
-        """Hand a request whose body is late to the application."""
+        """Pass a request whose body is late to the application."""
         small = self._forget_small()
         if small is not None:
             self.leave_to_app(small, whole=False)
@@ -240,7 +240,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return small
 
     def leave_to_app(self, small: Small, *, whole: bool = True) -> None:
-        """Hand a request to the application.
+        """Pass a request to the application.
 
         Args:
             small: The request.
@@ -252,12 +252,12 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle.body, cycle.more_body = bytearray(small.body), not whole
         if whole or small.body:
             cycle.message_event.set()
-        if not whole or self.cycle is cast("Any", small):  # else another request followed it
+        if not whole or self.cycle is cast("Any", small):  # else another request has followed
             self.cycle = cycle
         self._start_asgi_task(cycle, self.app)
 
     def _as_small(self) -> Small | None:
-        """Return the request whose headers have arrived if it can be answered in the event loop."""
+        """Return the request whose headers have arrived; None if it cannot be answered in the event loop."""
         busy = self.cycle is not None and not self.cycle.response_complete
         method = self.parser.get_method()
         if (
@@ -279,7 +279,7 @@ class LimitedProtocol(HttpToolsProtocol):
         return Small(self, head)
 
     def scope_of(self, head: Head) -> Scope:
-        """Return ASGI's scope of a request of the event loop."""
+        """Return ASGI's scope of a request from its head."""
         return {
             "type": "http",
             "asgi": {"version": self.asgi_version, "spec_version": "2.3"},
@@ -311,11 +311,12 @@ class LimitedProtocol(HttpToolsProtocol):
         super().resume_writing()
 
     def _check_reading(self) -> None:
-        """Abort if the client has not read for too long; reading enough starts the time again."""
+        """Abort if the client has not read enough within the time limit; reading enough restarts the limit."""
         unread_bytes, now_s = self.transport.get_write_buffer_size(), self.loop.time()
         if self._unread_bytes - unread_bytes >= _MIN_READ_BYTES:
             self._unread_bytes, self._read_s = unread_bytes, now_s
-        self._unread_bytes = max(self._unread_bytes, unread_bytes)  # earlier answers were added
+        # Answers that were added since the last check count as well.
+        self._unread_bytes = max(self._unread_bytes, unread_bytes)
         left_s = self._read_s + self.limits.send_s - now_s
         if left_s <= 0:
             self.transport.abort()
@@ -334,18 +335,18 @@ class LimitedProtocol(HttpToolsProtocol):
 
     def _time_out(self) -> None:
         if self._in_head and not self._head_bytes:
-            self.transport.close()  # it sent nothing, so there is nothing to answer
+            self.transport.close()  # the client sent nothing, so it gets no answer
         else:
             self._refuse(408, "the request took too long to arrive")
 
     def _refuse(self, status: int, message: str) -> None:
-        """Answer with an error unless an answer has begun, and close the connection."""
+        """Send an error unless an answer has begun, and close the connection."""
         self._stop_timer()
         self._forget_small()
         self._refused = True
         cycle = self.cycle
         if cycle is not None and not cycle.response_complete and not cycle.more_body:
-            # The error follows a request that is being answered: that answer is sent first.
+            # The previous request is still being answered: send its answer, and close the connection after it.
             cycle.keep_alive = False
             return
         if cycle is None or cycle.response_complete or not cycle.response_started:
@@ -365,5 +366,5 @@ class LimitedProtocol(HttpToolsProtocol):
 
 
 def limited(limits: HttpLimits, lane: InlinePredict | None) -> type[LimitedProtocol]:
-    """Return a protocol class with these limits; uvicorn takes a class."""
+    """Return a protocol class with these limits, since uvicorn requires a class."""
     return type("LimitedProtocol", (LimitedProtocol,), {"limits": limits, "lane": lane})

@@ -1,14 +1,14 @@
 """The paths below `/v1/models`: each is a call of the dataplane.
 
-The body of `:predict` and its answer may also be one tensor as bytes, without JSON and base64:
+The body of a `:predict` request and of its answer may also be a single tensor as bytes, without JSON and base64:
 
 | header | of a request | of an answer |
 |---|---|---|
-| `X-Tensor-Dtype` | the values' type, TensorFlow's name; `string` makes the whole body one text | the same |
-| `X-Tensor-Shape` | `1,224,224,3`; not for `string` | the same |
-| `X-Tensor-Name` | which input it is; not needed where there is one | the output's name |
-| `X-Signature-Name` | the signature, the default one without it | |
-| `X-Output-Name` | which output is wanted; needed where there are several | |
+| `X-Tensor-Dtype` | TensorFlow's name of the dtype; `string`: the whole body is one string | the same |
+| `X-Tensor-Shape` | e.g. `1,224,224,3`; not for `string` | the same |
+| `X-Tensor-Name` | name of the input; not needed if the model has one input | name of the output |
+| `X-Signature-Name` | name of the signature; without it, the default signature | |
+| `X-Output-Name` | name of the requested output; needed if the model has several outputs | |
 """
 
 from __future__ import annotations
@@ -50,15 +50,16 @@ _POST_PATH = re.compile(
 _GET_PATH = re.compile(
     rf"/v1/models(?:{_NAME})?{_VERSION}(?P<metadata>/metadata)?", re.IGNORECASE | re.ASCII
 )
-"""Read-only paths. TensorFlow Serving accepts one without a name, and its error says what is missing."""
+"""Read-only paths. A path without the model's name matches, too, because TensorFlow Serving's error says what is
+missing."""
 
 _MODEL_PATH = re.compile(rf"/v[12]/models{_NAME}", re.IGNORECASE | re.ASCII)
-"""Beginning of a path of either interface that names a model."""
+"""Beginning of a path that names a model, below `/v1` or `/v2`."""
 
 _COUNTS_PATH = re.compile(rf"/v1/rollouts{_NAME}/counts", re.ASCII)
 
 _MAX_VERSION_DIGITS = 19
-"""Digits of the largest 64-bit number."""
+"""Number of digits of the largest 64-bit integer."""
 
 
 def answer(plane: DataPlane, request: HttpRequest) -> Answer:
@@ -88,8 +89,8 @@ def preflight(plane: DataPlane, *, origin: str) -> Answer:
     """Answer a CORS preflight request as TensorFlow Serving does.
 
     Args:
-        plane: Counts it.
-        origin: The origin of the page; an error is returned without one.
+        plane: Counts the request.
+        origin: The origin of the page. If it is not a web page's, the answer is an error.
     """
     is_web = re.search("https?://", origin) is not None
     code = Code.OK if is_web else Code.FAILED_PRECONDITION
@@ -98,7 +99,7 @@ def preflight(plane: DataPlane, *, origin: str) -> Answer:
 
 
 def count_refused(plane: DataPlane, path: str) -> None:
-    """Count a request that the server had no capacity for, by the model that its path names."""
+    """Count a request that was refused because the server is overloaded, for the model that its path names."""
     found = _MODEL_PATH.match(path)
     plane.count_refused("" if found is None else found["name"], "REST", Code.UNAVAILABLE)
 
@@ -119,7 +120,7 @@ def _answer(plane: DataPlane, request: HttpRequest, found: re.Match[str] | None)
 
 
 def rollout_counts(plane: DataPlane, path: str) -> Callable[[], Answer] | None:
-    """Return the function that returns a rollout's counts that this server could not write; None for another path."""
+    """Return the function that answers a request for a rollout's unwritten counts; None for other paths."""
     found, router = _COUNTS_PATH.fullmatch(path), plane.router
     if found is None or router is None or found["name"] not in router.routes:
         return None
@@ -127,7 +128,7 @@ def rollout_counts(plane: DataPlane, path: str) -> Callable[[], Answer] | None:
 
 
 def model_of(path: str) -> ModelSpec | None:
-    """Return the model of a path that ends in `:predict`; None for another path.
+    """Return the model of a path that ends with `:predict`; None for other paths.
 
     Raises:
         ServeError: the version is out of range.
@@ -177,7 +178,7 @@ def _predict(plane: DataPlane, spec: ModelSpec, request: HttpRequest) -> Answer:
 def _body_of(
     request: HttpRequest,
 ) -> tuple[decode.PredictBody | None, Callable[[Signature], Tensors]]:
-    """Return the outer form of a JSON body, None for a raw tensor; and a function that reads its inputs."""
+    """Return the outer form of a JSON body (None for a raw tensor), and a function that reads the body's inputs."""
     if _is_raw(request):
         return None, _raw_input_reader(request)
     numbers = read_numbers(request.body)
@@ -209,13 +210,13 @@ def _is_raw(request: HttpRequest) -> bool:
 
 
 def _wants_raw(request: HttpRequest) -> bool:
-    """Return whether the client accepts a raw tensor; `*/*` does not request one."""
+    """Return whether the client requests a raw tensor; `*/*` does not."""
     accepted = request.header("accept").lower().split(",")
     return any(one.partition(";")[0].strip() == RAW for one in accepted)
 
 
 def _raw_input_reader(request: HttpRequest) -> Callable[[Signature], Tensors]:
-    """Return a function that reads the body against a signature.
+    """Return a function that reads the body for a signature.
 
     Raises:
         UserError: the headers contradict each other, or do not describe the body.
@@ -239,7 +240,7 @@ def _raw_input_reader(request: HttpRequest) -> Callable[[Signature], Tensors]:
 
 
 def _output_filter(request: HttpRequest) -> tuple[str, ...]:
-    """Return the requested outputs; () for all."""
+    """Return the names of the requested outputs; (): all outputs."""
     name = request.header("x-output-name")
     return (name,) if name else ()
 
@@ -248,7 +249,7 @@ def _raw_answer(outputs: Tensors) -> Answer:
     """Return an answer whose body is the only output.
 
     Raises:
-        UserError: there are several outputs, or its dtype has no raw form.
+        UserError: there are several outputs, or the output's dtype cannot be sent as bytes.
     """
     name = _only(list(outputs), "X-Output-Name")
     array = outputs[name]
@@ -283,7 +284,7 @@ def _raw_text(body: bytes, shape_text: str) -> np.ndarray[Any, Any]:
 def _raw_values(request: HttpRequest, dtype: str, shape_text: str) -> np.ndarray[Any, Any]:
     given = any(name == b"x-tensor-shape" for name, _ in request.scope["headers"])
     if not given or not _SHAPE.fullmatch(shape_text.strip()):
-        raise UserError("X-Tensor-Shape must be lengths separated by commas", got=shape_text)
+        raise UserError("X-Tensor-Shape must be whole numbers separated by commas", got=shape_text)
     lengths = [int(part) for part in shape_text.split(",") if part.strip()]
     shape = checked_shape(lengths, name="X-Tensor-Shape")
     return from_bytes(request.body, dtype=dtype, shape=shape, name="the body")

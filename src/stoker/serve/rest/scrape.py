@@ -1,4 +1,4 @@
-"""Answers scrapes: each text is built in one thread of its own, and shared by the scrapes that wait for it."""
+"""Answers scrapes of the metrics. A separate thread builds each answer, and all scrapes that wait for it share it."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from stoker.telemetry import exposition, openmetrics
 from stoker.telemetry.catalogue.serving import MODEL_LOADED
 
 MAX_LOAD = 0.2
-"""Share of a core that scrapes take at most, however often they are sent: the rest is for requests to models."""
+"""Maximum share of a core that scrapes take, however often they are sent, so that the rest is left for models."""
 
 
 class Form(enum.Enum):
-    """Formats of a scrape, each on a path of its own: none is negotiated by headers."""
+    """Formats of a scrape. Each has a path of its own; headers do not choose a format."""
 
     PROMETHEUS = exposition.CONTENT_TYPE
     OPENMETRICS = openmetrics.CONTENT_TYPE
@@ -38,10 +38,10 @@ def forms_of(metrics_path: str | None) -> dict[str, Form]:
 
 
 class Scrapes:
-    """Builds the answers to scrapes; its methods are for the thread of the event loop."""
+    """Builds the answers to scrapes. Only the event loop's thread may call its methods."""
 
     def __init__(self, plane: DataPlane, extra: ExtraRoutes | None) -> None:
-        """Args: plane: what is scraped; extra: has further metrics."""
+        """Args: plane: has the metrics; extra: has further metrics."""
         self._plane, self._extra = plane, extra
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="stoker-scrape")
         self._building = asyncio.Lock()
@@ -49,11 +49,11 @@ class Scrapes:
         self._not_before_s = 0.0
 
     async def answer(self, form: Form, *, gzip: bool) -> Answer:
-        """Return the metrics; their collection begins after this call.
+        """Return the metrics. They are collected after this call begins, so they are not outdated.
 
         Args:
-            form: the format.
-            gzip: whether the client accepts a compressed answer.
+            form: The format.
+            gzip: Whether the client accepts a compressed answer.
         """
         key = form, gzip
         building = self._next.get(key)
@@ -62,16 +62,14 @@ class Scrapes:
         return await asyncio.shield(building)
 
     def close(self) -> None:
-        """End the thread after the answer that it builds."""
+        """End the thread after the answer that it is building."""
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     async def _build(self, form: Form, gzip: bool) -> Answer:
         try:
             async with self._building:
                 await asyncio.sleep(max(self._not_before_s - time.monotonic(), 0.0))
-                del self._next[
-                    form, gzip
-                ]  # a scrape that comes from now on waits for another build
+                del self._next[form, gzip]  # a scrape that arrives from now on gets the next answer
                 loop = asyncio.get_running_loop()
                 answer, cpu_s = await loop.run_in_executor(self._thread, self._built, form, gzip)
                 self._not_before_s = time.monotonic() + cpu_s * (1.0 / MAX_LOAD - 1.0)
@@ -99,12 +97,12 @@ class Scrapes:
 
 
 PAUSING_S = 3.0
-"""After this time a scrape continues without pauses, seconds: on a busy machine each pause takes long, and Prometheus
+"""Time after which a scrape continues without pauses, seconds. On a busy machine, each pause takes long, and Prometheus
 gives up after 10 s by default."""
 
 
 class _Pauses:
-    """Lets requests run in between, for `PAUSING_S`."""
+    """Pauses between the parts of a scrape, so that requests can run; only for the first `PAUSING_S`."""
 
     def __init__(self) -> None:
         self._pause = GilYield()
@@ -118,12 +116,12 @@ class _Pauses:
 def scraped(
     plane: DataPlane, extra: ExtraRoutes | None, *, yield_gil: YieldGil
 ) -> Iterator[Sequence[str]]:
-    """Yield the lines of all metrics in the text format of Prometheus.
+    """Yield the lines of all metrics in Prometheus's text format.
 
     Args:
-        plane: knows the models and their counts.
-        extra: has further metrics.
-        yield_gil: called often.
+        plane: Has the models and their metrics.
+        extra: Has further metrics.
+        yield_gil: Called often.
     """
     yield from plane.metrics.blocks(yield_gil)
     yield exposition.family(MODEL_LOADED, plane.models.loaded())
@@ -132,7 +130,7 @@ def scraped(
 
 
 _PIECE_LINES = 500
-"""Lines that are joined at a time, which takes less than a pause of the GIL."""
+"""Number of lines that are joined at a time, so few that joining them takes less time than a pause."""
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[bytes]:

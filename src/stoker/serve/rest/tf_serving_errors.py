@@ -1,6 +1,6 @@
-"""TensorFlow Serving's error message for a `:predict` body that `decode` refuses.
+"""Finds TensorFlow Serving's error message for a `:predict` body that `decode` refuses.
 
-`decode` works level by level and knows only that something is wrong. This module checks the body again in
+`decode` checks whole levels at once, and finds out only that something is wrong. This module checks the body again in
 TensorFlow Serving's order, value by value, up to the first error.
 
 Source: TensorFlow Serving, `json_tensor.cc`.
@@ -25,10 +25,11 @@ _INTEGERS = {
     "uint32": (0, 2**32 - 1),
     "uint64": (0, 2**64 - 1),
 }
-"""Dtype -> the range that TensorFlow Serving accepts; the narrow dtypes share one field."""
+"""Dtype -> the range that TensorFlow Serving accepts. Narrow dtypes share a field of 32 bits, so they share its
+range."""
 
 _MAX_VALUES = 200_000
-"""Most values that are checked: each takes 1 us under Python's global lock."""
+"""Maximum number of values that are checked. Each takes 1 us, during which the GIL is held."""
 
 
 class _TooManyError(Exception):
@@ -40,14 +41,14 @@ _NAMES = {"float32": "float", "float64": "double", "float16": "half"}
 
 
 def tf_serving_error(body: PredictBody, signature: Signature) -> ServeError | None:
-    """Return TensorFlow Serving's error for a body; None if it would accept the body.
+    """Return TensorFlow Serving's error for a body.
 
     Args:
         body: The body, with its outer form decoded.
         signature: The called signature.
 
     Returns:
-        Also None for a body that is too large to check.
+        The error; None if TensorFlow Serving would accept the body, or if the body is too large to check.
     """
     try:
         if body.rows:
@@ -131,7 +132,9 @@ def _read_columns(value: Any, signature: Signature) -> None:
                 raise invalid(f"Missing named input: {name} in 'inputs' object.")
             try:
                 _read_values(value[name], 0, spec, _checked_shape(value[name]))
-            except ServeError as error:  # TensorFlow Serving does not name the input
+            except (
+                ServeError
+            ) as error:  # add the input's name, which TensorFlow Serving's message lacks
                 raise invalid(f"{error.message} Input {name!r} must be {spec}.") from error
         return
     if len(signature.inputs) > 1:
@@ -202,7 +205,7 @@ def _checked_shape(value: Any, *, times: int = 1) -> tuple[int, ...]:
 
 
 def _shape(value: Any) -> tuple[int, ...]:
-    """Return the shape by the first element of every level."""
+    """Return the shape that the first element of every level implies."""
     shape = []
     while isinstance(value, list):
         shape.append(len(value))

@@ -1,8 +1,8 @@
 """The only module that imports uvicorn, and the list of its private names that the server uses.
 
-`protocol.py` answers small requests before uvicorn starts an ASGI task, and `http.py` closes its
-listeners without losing a connection. uvicorn has no public API for either, so `pyproject.toml` caps its
-version, and a test fails with the missing names after an incompatible upgrade.
+`protocol.py` answers small requests before uvicorn starts an ASGI task, and `http.py` closes listeners without losing a
+connection. uvicorn has no public API for either. So `pyproject.toml` limits uvicorn's version, and after an
+incompatible upgrade, a test fails with the names that are missing.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ USED_NAMES: Mapping[str, tuple[str, ...]] = MappingProxyType(
         "Config": ("http_protocol_class", "load", "timeout_keep_alive"),
     }
 )
-"""uvicorn's class -> its attributes and methods that the server reads, sets, calls, or overrides."""
+"""Name of a uvicorn class -> its attributes and methods that the server reads, sets, calls, or overrides."""
 
 
 def new_cycle(protocol: HttpToolsProtocol, scope: Any, *, keep_alive: bool) -> RequestResponseCycle:

@@ -27,7 +27,7 @@ from stoker.serve.rest.numbers import NumberList, read_lists
 from stoker.serve.tensor_bytes import MAX_RANK, checked_shape, from_bytes, to_bytes
 
 HEADER_LENGTH = "inference-header-content-length"
-"""Header with the length of the JSON; the binary tensors follow it."""
+"""Header with the length of the JSON in a body, bytes; the binary tensors follow the JSON."""
 
 _MODEL = re.compile(
     r"/v2/models/(?P<name>[^/]+)(?:/versions/(?P<version>[^/]+))?(?:/(?P<verb>ready|infer))?"
@@ -63,7 +63,7 @@ def answer(plane: DataPlane, request: HttpRequest) -> Answer:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Input:
-    """An input as the client sent it, with either `raw` or `data`."""
+    """An input as the client sent it. Either `raw` or `data` is set."""
 
     name: str
     dtype: str
@@ -92,7 +92,7 @@ class _Input:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _RequestedOutputs:
-    """The requested outputs, and their form."""
+    """The requested outputs, and whether each is sent as a binary tensor."""
 
     names: tuple[str, ...]
     binary: frozenset[str]
@@ -111,22 +111,22 @@ def _infer(plane: DataPlane, spec: Any, request: HttpRequest) -> Answer:
         if not isinstance(name, str):
             raise invalid("'id' must be a string")
         parameters = _object(body.get("parameters", {}), "'parameters'")
-        wanted = _wanted(body.get("outputs", []), parameters)
+        requested = _requested_outputs(body.get("outputs", []), parameters)
         inputs = _inputs(body.get("inputs"), tail)
 
         def read_inputs(_signature: Signature) -> Tensors:
             return {one.name: one.array() for one in inputs}
 
-        response = open_inference.ask(
+        response = open_inference.call_model(
             plane,
             spec,
             read_inputs,
             parameters=parameters,
-            wanted=wanted.names,
+            requested=requested.names,
             entrypoint="REST",
             deadline=request.deadline,
         )
-        return _answered(response, wanted, request_id=name)
+        return _answered(response, requested, request_id=name)
     except UserError as error:
         raise invalid(error.line()) from error
     except SignatureNotFound as error:
@@ -134,7 +134,7 @@ def _infer(plane: DataPlane, spec: Any, request: HttpRequest) -> Answer:
 
 
 def _parts(request: HttpRequest) -> tuple[memoryview, memoryview]:
-    """Return the JSON, and the bytes after it."""
+    """Split a body into the JSON and the bytes after it."""
     body, said = memoryview(request.body), request.header(HEADER_LENGTH)
     if not said:
         return body, memoryview(b"")
@@ -152,7 +152,7 @@ def _inputs(sent: Any, tail: memoryview) -> list[_Input]:
         size = _object(tensor.get("parameters", {}), "'parameters'").get("binary_data_size")
         name = _text(tensor.get("name"), "the name of an input")
         if name in {other.name for other in found}:
-            raise invalid(f"input {name!r} must be given once")
+            raise invalid(f"input {name!r} must be given only once")
         if (size is None) == ("data" not in tensor):
             raise invalid(f"input {name!r} must have either data or binary_data_size")
         raw = None
@@ -174,7 +174,7 @@ def _inputs(sent: Any, tail: memoryview) -> list[_Input]:
     return found
 
 
-def _wanted(sent: Any, parameters: Mapping[str, Any]) -> _RequestedOutputs:
+def _requested_outputs(sent: Any, parameters: Mapping[str, Any]) -> _RequestedOutputs:
     if not isinstance(sent, list) or len(sent) > _MAX_OUTPUTS:
         raise invalid("'outputs' must be a list")
     all_binary = _truth(parameters.get("binary_data_output", False), "binary_data_output")
@@ -187,14 +187,16 @@ def _wanted(sent: Any, parameters: Mapping[str, Any]) -> _RequestedOutputs:
         if "classification" in own:
             raise invalid("the parameter classification is not supported")
         if name in names:
-            raise invalid(f"output {name!r} must be requested once")
+            raise invalid(f"output {name!r} must be requested only once")
         names.append(name)
         if _truth(own.get("binary_data", all_binary), "binary_data"):
             binary.add(name)
     return _RequestedOutputs(names=tuple(names), binary=frozenset(binary), all_binary=all_binary)
 
 
-def _answered(response: PredictResponse, wanted: _RequestedOutputs, *, request_id: str) -> Answer:
+def _answered(
+    response: PredictResponse, requested: _RequestedOutputs, *, request_id: str
+) -> Answer:
     described: list[str] = []
     tensors: list[bytes] = []
     for name, array in response.outputs.items():
@@ -204,7 +206,7 @@ def _answered(response: PredictResponse, wanted: _RequestedOutputs, *, request_i
             "shape": list(array.shape),
         }
         data = ""
-        if wanted.is_binary(name):
+        if requested.is_binary(name):
             tensors.append(to_bytes(array))
             said["parameters"] = {"binary_data_size": len(tensors[-1])}
         else:
@@ -225,7 +227,11 @@ def _answered(response: PredictResponse, wanted: _RequestedOutputs, *, request_i
 
 
 def _texts(array: np.ndarray[Any, Any], name: str) -> list[str]:
-    """Return each value as JSON; strings that are not UTF-8 need a binary tensor."""
+    """Return the JSON of each value.
+
+    Raises:
+        UserError: a string is not UTF-8, so it can only be sent in a binary tensor.
+    """
     if array.dtype != object:
         if array.dtype.kind in "iub":
             return [json.dumps(item) for item in array.reshape(-1).tolist()]
@@ -235,7 +241,7 @@ def _texts(array: np.ndarray[Any, Any], name: str) -> list[str]:
     except UnicodeDecodeError:
         raise UserError(
             f"output {name!r} holds bytes that are not UTF-8",
-            fix="Ask for it as a binary tensor: binary_data.",
+            fix="Request it as a binary tensor: set the output's parameter binary_data.",
         ) from None
 
 

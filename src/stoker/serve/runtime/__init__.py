@@ -1,1 +1,1 @@
-"""What a serving process does besides answering: shared counters, memory limits, pauses, sockets."""
+"""Parts of a serving process that do not depend on requests: shared counters, memory limits, pauses, sockets."""

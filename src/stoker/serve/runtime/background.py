@@ -1,4 +1,4 @@
-"""Writes logs and traces in a background thread, off the request path."""
+"""Writes logs and traces in a background thread, so that requests do not wait for it."""
 
 from __future__ import annotations
 
@@ -14,33 +14,39 @@ _log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 MAX_ITEMS = 8192
-"""Most items in the queue."""
+"""Maximum number of items in the queue."""
 
 MAX_BYTES = 64 << 20
-"""Most bytes in the queue."""
+"""Maximum bytes of the items in the queue."""
 
-_SAY_AGAIN_S = 60.0
-"""A full disk is logged once in so many seconds, not once a request."""
+_LOG_AGAIN_S = 60.0
+"""Minimum time between two log messages about failed writes, seconds; a full disk would cause one for each request."""
 
 
 class Background(Generic[T]):
-    """A bounded queue that a thread writes from; items that do not fit are dropped and counted."""
+    """A bounded queue whose items a thread writes. Items that do not fit are dropped and counted."""
 
     def __init__(
         self, write: Callable[[Sequence[T]], None], *, name: str, on_drop: Callable[[int], None]
     ) -> None:
-        """Args: write: writes items, may raise OSError; name: of the thread; on_drop: gets the number dropped."""
+        """Start the thread.
+
+        Args:
+            write: Writes items; may raise OSError.
+            name: The thread's name.
+            on_drop: Called with the number of dropped items.
+        """
         self._write, self._on_drop, self._name = write, on_drop, name
         self._waiting: deque[T] = deque()
         self._bytes = 0
         self._changed = threading.Condition()
         self._ended = False
-        self._said_s = -_SAY_AGAIN_S
+        self._logged_s = -_LOG_AGAIN_S
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 
     def offer(self, item: T, *, size: int = 0) -> None:
-        """Queue an item to be written, or drop it if the queue is full; returns at once.
+        """Queue an item, or drop it if the queue is full. Does not block.
 
         Args:
             item: The item to write.
@@ -55,14 +61,14 @@ class Background(Generic[T]):
                 return
         self._on_drop(1)
 
-    def say(self, error: OSError) -> None:
-        """Log that items are not written; once in a while, not once a request."""
-        if time.monotonic() - self._said_s >= _SAY_AGAIN_S:
-            self._said_s = time.monotonic()
+    def log_failure(self, error: OSError) -> None:
+        """Log that items cannot be written, at most once in `_LOG_AGAIN_S`."""
+        if time.monotonic() - self._logged_s >= _LOG_AGAIN_S:
+            self._logged_s = time.monotonic()
             _log.error("%s is not written: %s", self._name, error)
 
     def close(self) -> None:
-        """Write the queued items, and end."""
+        """Write the queued items, and end the thread."""
         with self._changed:
             self._ended = True
             self._changed.notify()
@@ -81,7 +87,7 @@ class Background(Generic[T]):
                 self._write(items)
             except OSError as error:
                 self._on_drop(len(items))
-                self.say(error)
+                self.log_failure(error)
             except Exception:  # noqa: BLE001 - one item that cannot be written must not end the log
                 self._on_drop(len(items))
-                _log.exception("%s met a bug", self._name)
+                _log.exception("%s failed because of a bug", self._name)

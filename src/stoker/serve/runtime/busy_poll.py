@@ -1,4 +1,4 @@
-"""Keeps an event loop polling for a moment before it sleeps: waking up costs more than a small answer."""
+"""Keeps an event loop polling for a moment before it sleeps, because waking up takes longer than a small answer."""
 
 from __future__ import annotations
 
@@ -6,14 +6,14 @@ import asyncio
 import time
 
 BUSY_POLL_S = 100e-6
-"""How long the loop polls before it sleeps, seconds; about the time a client takes to send its next request."""
+"""How long the loop polls before it sleeps, seconds; about the time in which a client sends its next request."""
 
 
 class BusyPoll:
-    """Keeps one event loop from sleeping; only the loop's thread may use it."""
+    """Keeps one event loop from sleeping. Only the loop's thread may use it."""
 
     def __init__(self) -> None:
-        """Start in the state in which the loop may sleep."""
+        """Start in a state in which the loop may sleep."""
         self._is_polling, self._until_s = False, 0.0
 
     def stay(self, loop: asyncio.AbstractEventLoop) -> None:

@@ -1,4 +1,4 @@
-"""Thread pools that count the work that waits for a thread."""
+"""A thread pool that counts work which waits for a thread."""
 
 from __future__ import annotations
 
@@ -15,26 +15,29 @@ _OF_THREAD = threading.local()
 
 
 def take_waited_s() -> float:
-    """Return how long this thread's work waited for it, seconds; 0 at each further call, and in other threads."""
+    """Return how long the work of this thread waited for a thread, seconds.
+
+    0 in later calls for the same work, and in threads outside of a pool.
+    """
     waited_s: float = getattr(_OF_THREAD, "waited_s", 0.0)
     _OF_THREAD.waited_s = 0.0
     return waited_s
 
 
 class CountedThreads(ThreadPoolExecutor):
-    """A pool of threads that reports how much submitted work has not begun."""
+    """A pool of threads that reports the amount of submitted work that has not begun."""
 
     def __init__(self, workers: int, name: str, *, on_change: Callable[[float], object]) -> None:
-        """Make the pool.
+        """Create the pool.
 
         Args:
-            workers: Most threads.
-            name: Beginning of their names.
-            on_change: Called with 1 for work that is submitted, and with -1 when it begins or is cancelled.
+            workers: Maximum number of threads.
+            name: Beginning of the threads' names.
+            on_change: Called with 1 when work is submitted, and with -1 when it begins or is canceled.
         """
         super().__init__(workers, thread_name_prefix=name)
         self._on_change = on_change
-        on_change(0.0)  # the series exists before the first request
+        on_change(0.0)  # creates the metric's series before the first request
 
     def submit(self, work: Callable[P, T], /, *args: P.args, **options: P.kwargs) -> Future[T]:
         """Queue work for a thread."""
@@ -55,5 +58,5 @@ class CountedThreads(ThreadPoolExecutor):
         return future
 
     def _after(self, future: Future[T]) -> None:
-        if future.cancelled():  # it was canceled before it began
+        if future.cancelled():  # canceled before it began
             self._on_change(-1.0)

@@ -1,4 +1,4 @@
-"""Pauses in long work that holds the GIL, so that requests run in between."""
+"""Pauses in long work that holds the GIL, so that requests can run in between."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ import time
 from collections.abc import Callable
 
 YieldGil = Callable[[], None]
-"""Called often in long work."""
+"""A function that is called often in long work, and may pause."""
 
 _WORK_S = 0.0003
-"""Longest work between two pauses, seconds, as far as its pieces allow: well below a small model's call."""
+"""Time of work after which the next call pauses, seconds; well below the duration of a small model's call."""
 
 _PAUSE_S = 0.0005
-"""Length of a pause, seconds. It must be a real sleep: a thread that releases the GIL and requests it at once gets it back."""
+"""Length of a pause, seconds. Above 0, because a thread that releases the GIL and requests it at once gets it back."""
 
 
 def no_yield() -> None:
@@ -20,14 +20,14 @@ def no_yield() -> None:
 
 
 class GilYield:
-    """Sleeps briefly after some work since the last sleep; for one thread."""
+    """Sleeps briefly if enough work was done since the last sleep. For use in one thread."""
 
     def __init__(self) -> None:
-        """Start counting work now."""
+        """Start to measure the time of work."""
         self._since_s = time.perf_counter()
 
     def __call__(self) -> None:
-        """Pause if it is time."""
+        """Pause if the last pause was at least `_WORK_S` ago."""
         if time.perf_counter() - self._since_s >= _WORK_S:
             time.sleep(_PAUSE_S)  # lets other threads take the GIL
             self._since_s = time.perf_counter()

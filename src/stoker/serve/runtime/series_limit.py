@@ -1,8 +1,8 @@
-"""Bounds the series of all models of a server, over all its workers.
+"""Limits the number of metric series of all models of a server, over all its workers.
 
-A worker appends each new series to a file that all share, under its lock, if there is room. So all of them
-admit the same series, and one that was admitted stays. A series is a metric with values of its labels; the
-buckets of a histogram are one.
+If there is room, a worker appends each new series to a file that all workers share, while it holds the file's lock. So
+all workers admit the same series, and an admitted series stays admitted. A series is a metric with certain values of
+its labels; all buckets of a histogram together are one series.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ SHARED_FILE = "admitted.series"
 class SeriesLimit:
     """Admits series until the limit is reached; thread-safe."""
 
-    def __init__(self, folder: Path | None = None, *, most: int = MAX_SERIES) -> None:
-        """Begin with the series that other workers have admitted.
+    def __init__(self, folder: Path | None = None, *, max_series: int = MAX_SERIES) -> None:
+        """Open the shared file.
 
         Args:
-            folder: the folder of all workers; None: this is the only process.
-            most: series of all models together.
+            folder: The folder that the workers share; None: this is the only process.
+            max_series: Maximum number of series of all models together.
         """
-        self._most = most
+        self._max_series = max_series
         self._admitted: set[bytes] = set()
         self._lock = threading.Lock()
         self._read_bytes = 0
@@ -42,10 +42,10 @@ class SeriesLimit:
         return len(self._admitted)
 
     def admits(self, key: str) -> bool:
-        """Return whether a series is admitted; admits it if there is room.
+        """Admit a series if there is room; return whether it is admitted, now or before.
 
         Args:
-            key: its name and labels, without a line break.
+            key: The name and labels of the series, without a line break.
         """
         line = key.encode()
         with self._lock:
@@ -66,12 +66,12 @@ class SeriesLimit:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
     def close(self) -> None:
-        """Close the file; nothing is admitted after that."""
+        """Close the file. No series may be admitted after that."""
         if self._file is not None:
             os.close(self._file)
 
     def _admit(self, line: bytes) -> bool:
-        if len(self._admitted) >= self._most:
+        if len(self._admitted) >= self._max_series:
             return False
         self._admitted.add(line)
         return True
@@ -80,7 +80,7 @@ class SeriesLimit:
         """Read the lines that were added since the last call."""
         size = os.fstat(file).st_size
         added = os.pread(file, size - self._read_bytes, self._read_bytes)
-        # A worker that was killed during its write leaves a line without an end, which the next one continues.
+        # A worker that was killed during its write leaves a line without an end, which the next line continues.
         whole, end, _ = added.rpartition(b"\n")
         if end:
             self._admitted.update(whole.split(b"\n"))

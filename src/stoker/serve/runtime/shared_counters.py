@@ -1,11 +1,11 @@
-"""Counters that outlive their process: rows of floats by key in a mapped file that other processes read.
+"""Counters that outlive their process: rows of floats by key, in a mapped file that other processes read.
 
-A killed worker loses none of its counts, because the kernel holds the pages of the file. The
-next worker of the same file continues from there, so no counter goes backwards.
+The counts of a killed worker are not lost, because the kernel keeps the pages of the file. The next worker with the
+same file continues from these counts, so no counter decreases.
 
-The file is a sequence of chunks; a chunk is a sequence of rows, each a head (bytes of the key, number
-of values), the key padded to 8 bytes, and the values. A row's head is written last: a reader who
-meets a head of zeros is at the end of the chunk, and never sees half a row.
+The file is a sequence of chunks. A chunk is a sequence of rows. A row has a head (length of the key in bytes, number of
+values), the key, padded to 8 bytes, and the values. The head is written last. So a head of zeros means the end of the
+chunk, and a reader never reads a partial row.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from pathlib import Path
 from stoker.serve.runtime.gil_yield import YieldGil, no_yield
 
 _CHUNK_BYTES = 1 << 20
-"""Bytes by which the file grows; a row lies within one chunk."""
+"""Bytes by which the file grows; a row is always within one chunk."""
 
 _HEAD = struct.Struct("<II")
 _ALIGN = 8
@@ -30,7 +30,7 @@ class SharedCounters:
     """The rows of one process; only this process writes them."""
 
     def __init__(self, path: Path | None = None) -> None:
-        """Args: path: the file, whose rows are continued; None: only in memory."""
+        """Args: path: the file; existing rows are continued. None: only in memory."""
         self._lock = threading.Lock()
         self._rows: dict[str, memoryview[float]] = {}
         self._file = None if path is None else os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
@@ -45,11 +45,11 @@ class SharedCounters:
                     self._used = start + size * _ALIGN
 
     def row(self, key: str, size: int) -> memoryview[float]:
-        """The row of a key, zeros if it is new; values written to it are visible to all readers.
+        """Return the row of a key, zeros if it is new. All readers see values that are written to it.
 
         Args:
-            key: Its name; not empty.
-            size: [size] how many floats it has; always the same for a key.
+            key: Name of the row; not empty.
+            size: Number of floats of the row; always the same for a key.
         """
         with self._lock:
             found = self._rows.get(key)
@@ -57,19 +57,19 @@ class SharedCounters:
                 found = self._rows[key] = self._added(key, size)
             return found
 
-    def has_room(self, key: str, *, most: int) -> bool:
-        """Whether a key has a row, or fewer than `most` rows exist."""
+    def has_room(self, key: str, *, max_rows: int) -> bool:
+        """Return whether a key has a row, or fewer than `max_rows` rows exist."""
         with self._lock:
-            return key in self._rows or len(self._rows) < most
+            return key in self._rows or len(self._rows) < max_rows
 
     def rows(self) -> dict[str, list[float]]:
-        """Every key with its values."""
+        """Return key -> values, of all rows."""
         with self._lock:
             rows = dict(self._rows)
         return {key: list(values) for key, values in rows.items()}
 
     def close(self) -> None:
-        """Close the file; the rows stay readable."""
+        """Close the file. The rows stay usable."""
         if self._file is not None:
             os.close(self._file)
             self._file = None
@@ -101,7 +101,7 @@ class SharedCounters:
 
 
 def read_counters(path: Path, yield_gil: YieldGil = no_yield) -> dict[str, list[float]]:
-    """Read every key with its values from another process's file; empty if the file is gone.
+    """Return key -> values, of all rows in another process's file; empty if the file is missing.
 
     Args:
         path: The file.
@@ -121,7 +121,7 @@ def read_counters(path: Path, yield_gil: YieldGil = no_yield) -> dict[str, list[
 
 
 def _rows_in(chunk: memoryview) -> Iterator[tuple[str, int, int]]:
-    """Key, offset of the values and their number, of every row."""
+    """Yield the key, the offset of the values, and their number, of every row in a chunk."""
     place = 0
     while place + _HEAD.size <= len(chunk):
         key_bytes, size = _HEAD.unpack_from(chunk, place)

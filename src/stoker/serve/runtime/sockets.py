@@ -1,4 +1,4 @@
-"""Listening sockets: bound before a model loads, closed without losing connections in their queue."""
+"""Sockets that are bound before a model loads, and are closed without losing connections in their queue."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections.abc import Iterator
 from pathlib import Path
 
 BACKLOG = 2048
-"""Connections that the kernel holds until they are accepted."""
+"""Maximum number of connections that wait in the kernel's queue until they are accepted."""
 
 SETTLE_S = 0.2
 """Time that an accepted connection has to send its first request, seconds."""
 
 
 def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket:
-    """A socket that is bound but does not listen yet.
+    """Return a socket that is bound but does not listen yet.
 
     Args:
         host: The address.
-        port: The port, 0 for a free one.
-        shared: Whether other processes of this user may bind it too; the kernel spreads the
-            connections over those that listen.
+        port: The port; 0: a free port.
+        shared: Whether other processes of this user may bind the port, too; the kernel distributes connections among
+            the processes that listen.
 
     Raises:
         OSError: the port is taken, or the address is not this machine's.
@@ -39,9 +39,9 @@ def bound_socket(host: str, port: int, *, shared: bool = False) -> socket.socket
 
 
 def inherited_socket(descriptor: int) -> socket.socket:
-    """A bound socket that this process shares with its parent.
+    """Return a bound socket that this process shares with its parent.
 
-    Once it listens, it does so until both have closed it: meanwhile connections wait in its queue.
+    Once it listens, it listens until both processes have closed it; connections wait in its queue.
     """
     inherited = socket.socket(fileno=descriptor)
     inherited.set_inheritable(False)
@@ -49,13 +49,13 @@ def inherited_socket(descriptor: int) -> socket.socket:
 
 
 def bound_path(path: Path) -> socket.socket:
-    """A Unix socket that is bound but does not listen yet; replaces an existing one.
+    """Return a Unix socket that is bound but does not listen yet. An existing socket at the path is replaced.
 
     Raises:
         OSError: the path is another kind of file, or the folder is not writable.
     """
     if path.is_socket():
-        path.unlink()  # left by a server that is gone, or that this one replaces
+        path.unlink()  # the socket of a server that has ended, or that this server replaces
     bound = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         bound.bind(str(path))
@@ -66,7 +66,7 @@ def bound_path(path: Path) -> socket.socket:
 
 
 def rest_of_queue(listener: socket.socket) -> Iterator[socket.socket]:
-    """Accept all connections in the kernel's queue of a listener, which is closed right after."""
+    """Accept and yield all connections in the kernel's queue of a listener, and close the listener."""
     with listener:
         listener.setblocking(False)
         while True:

@@ -1,8 +1,8 @@
-"""Tracks the model calls in progress, how long they have run, and which threads are stuck in one.
+"""Detects model calls (runs) that do not end.
 
-TensorFlow cannot cancel a run. A model with a loop may never end, so it runs in a thread
-of its own, in which its clients do not wait: they get the answer, or an error at their deadline. A run
-that takes too long is stuck: every request that shares it gets an error, and the process must make room for another.
+TensorFlow cannot cancel a run. A model with a loop may run forever, so its runs have threads of their own; clients get
+the answer, or an error at their deadline. A run that takes too long is stuck: every request that shares the run gets an
+error, and another process must replace this one.
 """
 
 from __future__ import annotations
@@ -22,16 +22,17 @@ from stoker.serve.routing import Router
 _log = logging.getLogger(__name__)
 
 _MAX_IDLE = 32
-"""Most idle threads that are kept for the next run."""
+"""Maximum number of idle threads that are kept for later runs."""
 
 _LOOKS = 20
-"""Number of checks within the longest time of a run."""
+"""Number of checks within the time limit of a run."""
 
 _LOOK_S = 0.5
-"""Longest time between two checks, seconds: a version under rollout has a shorter limit."""
+"""Maximum time between two checks, seconds. Versions under rollout may have shorter time limits than others."""
 
 _STOOD_STILL_S = 2.0
-"""If a check is this late, the whole process stood still, seconds: not the model's fault."""
+"""A check that is this late, seconds, means that the whole process stood still. This time does not count against
+models."""
 
 Work = Callable[[], None]
 
@@ -42,25 +43,26 @@ Owner = tuple[str, int]
 def stuck_error() -> ServeError:
     """Return the error for the clients of a run that will not end."""
     return ServeError(
-        Code.DEADLINE_EXCEEDED, "Deadline exceeded: the model runs longer than any call may"
+        Code.DEADLINE_EXCEEDED,
+        "Deadline exceeded: the model call takes longer than the server allows",
     )
 
 
 class Runs(Protocol):
-    """Watches the calls of a model."""
+    """Watches the runs of a model."""
 
     def watched(self, on_overdue: Work) -> Watched:
-        """A context that lasts as long as the run; `on_overdue` is called once if the run takes too long."""
+        """Return a context manager for a run. `on_overdue` is called once if the run takes too long."""
 
     def start(self, work: Work) -> None:
-        """Run a function in another thread, without waiting; an exception from it is a bug."""
+        """Run a function in another thread, without waiting. The function must not raise."""
 
     def call(self, work: Callable[[], Any], deadline: Deadline) -> Any:
-        """Run a function in another thread, and return its result unless the client's deadline passes."""
+        """Run a function in another thread; return its result, or raise if the client's deadline passes first."""
 
 
 class StuckCallWatchdog:
-    """Watches over runs; thread-safe."""
+    """Watches the runs of all models; thread-safe."""
 
     def __init__(
         self,
@@ -69,12 +71,12 @@ class StuckCallWatchdog:
         on_stuck: Callable[[], None] = lambda: None,
         router: Router | None = None,
     ) -> None:
-        """Start to watch.
+        """Start the thread that watches.
 
         Args:
-            max_run_s: longest run, seconds, above 0.
-            on_stuck: called once, for the first run that takes longer.
-            router: knows the longest run of a version under rollout, and is notified of a version that exceeds it.
+            max_run_s: Time limit of a run, seconds, above 0.
+            on_stuck: Called once, for the first run that exceeds its limit.
+            router: Has the time limits of versions under rollout, and is notified if a version exceeds its limit.
         """
         self._max_run_s = max_run_s
         self._on_stuck = on_stuck
@@ -90,15 +92,15 @@ class StuckCallWatchdog:
         self._watch.start()
 
     def of_version(self, model: str, version: int) -> VersionRuns:
-        """A view that watches the runs of one version, and its load."""
+        """Return an object that watches the runs and the load of one version."""
         return VersionRuns(self, (model, version))
 
     def watched(self, on_overdue: Work, owner: Owner | None = None) -> Watched:
-        """A context that lasts as long as the run; `on_overdue` is called once if the run takes too long."""
+        """Return a context manager for a run. `on_overdue` is called once if the run takes too long."""
         return Watched(self, on_overdue, owner)
 
     def begin(self, on_overdue: Work, owner: Owner | None = None, *, loading: bool = False) -> int:
-        """Record the start of a run, or of a load; returns the number with which to end it."""
+        """Record the start of a run or a load; return the number to pass to `end`."""
         began_s = self._now_s()
         with self._lock:
             self._next += 1
@@ -106,12 +108,12 @@ class StuckCallWatchdog:
             return self._next
 
     def end(self, number: int) -> None:
-        """Record the end of a run."""
+        """Record the end of a run or a load."""
         with self._lock:
             self._under_way.pop(number, None)
 
     def start(self, work: Work) -> None:
-        """Run a function in another thread, without waiting; an exception from it is a bug."""
+        """Run a function in another thread, without waiting. The function must not raise."""
         with self._lock:
             thread = self._idle.pop() if self._idle else None
         if thread is None:
@@ -122,18 +124,18 @@ class StuckCallWatchdog:
         thread.put(work)
 
     def call(self, work: Callable[[], Any], deadline: Deadline, owner: Owner | None = None) -> Any:
-        """Run a function in another thread, and return its result unless the client's deadline passes.
+        """Run a function in another thread; return its result, or raise if the client's deadline passes first.
 
         Raises:
-            ServeError: the client waits no longer, or the run is stuck.
-            Exception: what the function raised.
+            ServeError: the client no longer waits, or the run is stuck.
+            Exception: the error that the function raised.
         """
-        told = threading.Event()
+        done = threading.Event()
         outcome: list[Any] = []
 
         def give_up() -> None:
             outcome.append(stuck_error())
-            told.set()
+            done.set()
 
         def run() -> None:
             with self.watched(give_up, owner):
@@ -141,12 +143,12 @@ class StuckCallWatchdog:
                     outcome.append(work())
                 except Exception as error:  # noqa: BLE001 - it is raised in the caller's thread
                     outcome.append(error)
-            told.set()
+            done.set()
 
-        deadline.when_cancelled(told.set)
+        deadline.when_cancelled(done.set)
         self.start(run)
         left_s = deadline.left_s
-        told.wait(min(left_s, threading.TIMEOUT_MAX) if left_s > 0 else 0.0)
+        done.wait(min(left_s, threading.TIMEOUT_MAX) if left_s > 0 else 0.0)
         if not outcome:
             raise deadline.lost() or stuck_error()
         if isinstance(outcome[0], Exception):
@@ -166,7 +168,7 @@ class StuckCallWatchdog:
             try:
                 work()
             except Exception:  # noqa: BLE001 - the thread is also needed for the next run
-                _log.exception("a run met a bug")
+                _log.exception("a run failed because of a bug")
             del work  # drop the references before the next run
             with self._lock:
                 if len(self._idle) >= _MAX_IDLE or self._ended.is_set():
@@ -184,7 +186,7 @@ class StuckCallWatchdog:
                 of = "a model" if owner is None else f"{owner[0]} version {owner[1]}"
                 does = "loading" if loading else "running"
                 _log.error(
-                    "%s has been %s for more than %g s, and counts as stuck", of, does, limit_s
+                    "%s has been %s for more than %g s and is considered stuck", of, does, limit_s
                 )
                 on_overdue()
                 if self._router is not None and owner is not None:
@@ -194,21 +196,21 @@ class StuckCallWatchdog:
                 self._on_stuck()
 
     def _overdue(self, now_s: float) -> list[tuple[Work, Owner | None, bool, float]]:
-        """Remove the runs that last too long, and return each with its limit."""
+        """Remove the runs and loads that have exceeded their limits, and return each with its limit."""
         with self._lock:
             running = dict(self._under_way)
         found = []
-        for number, (began_s, tell, owner, loading) in running.items():
+        for number, (began_s, on_overdue, owner, loading) in running.items():
             limit_s = self._limit_s(owner, loading=loading)
             if now_s - began_s > limit_s:
                 with self._lock:
                     ended = self._under_way.pop(number, None) is None
                 if not ended:
-                    found.append((tell, owner, loading, limit_s))
+                    found.append((on_overdue, owner, loading, limit_s))
         return found
 
     def _now_s(self) -> float:
-        """The monotonic clock without the time during which this process stood still."""
+        """Return the monotonic clock, minus the time during which this process stood still."""
         return time.monotonic() - self._stood_still_s
 
     def _limit_s(self, owner: Owner | None, *, loading: bool) -> float:
@@ -219,7 +221,7 @@ class StuckCallWatchdog:
 
 
 class VersionRuns:
-    """Watches the runs of one version, and its load."""
+    """Watches the runs and the load of one version."""
 
     def __init__(self, all_runs: StuckCallWatchdog, owner: Owner) -> None:
         self._all, self._owner = all_runs, owner
@@ -229,7 +231,7 @@ class VersionRuns:
         return Watched(self._all, on_overdue, self._owner)
 
     def loading(self) -> Watched:
-        """A context that lasts as long as the version loads: one under rollout must not load forever."""
+        """Return a context manager for the version's load: the load of a version under rollout has a time limit."""
         return Watched(self._all, _no_client_waits, self._owner, loading=True)
 
     def start(self, work: Work) -> None:
@@ -242,11 +244,11 @@ class VersionRuns:
 
 
 def _no_client_waits() -> None:
-    """No client waits for a load."""
+    """Do nothing: no client waits for a load."""
 
 
 class Watched:
-    """The context of a run, or of a load."""
+    """The context manager of a run or a load."""
 
     __slots__ = ("_loading", "_number", "_on_overdue", "_owner", "_runs")
 
@@ -258,13 +260,13 @@ class Watched:
         *,
         loading: bool = False,
     ) -> None:
-        """Create the context.
+        """Create the context manager.
 
         Args:
-            runs: the watchdog.
-            on_overdue: called if it takes too long.
-            owner: whose run it is.
-            loading: whether it is a load.
+            runs: The watchdog.
+            on_overdue: Called if the run or load takes too long.
+            owner: Model and version of the run; None: unknown.
+            loading: Whether it is a load, not a run.
         """
         self._runs, self._on_overdue, self._owner, self._number = runs, on_overdue, owner, 0
         self._loading = loading

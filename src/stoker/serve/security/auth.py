@@ -19,11 +19,11 @@ from stoker.serve.errors import Code, ServeError
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _MIN_CHARS = 16
-"""Shortest accepted key: a shorter one can be guessed over the network."""
+"""Minimum length of an accepted key: a shorter key could be guessed over the network."""
 
 
 class Role(enum.IntEnum):
-    """What a key allows; each role includes the previous ones."""
+    """What a key allows. Each role includes the rights of the roles before it."""
 
     PREDICT = 1
     ADMIN = 2
@@ -34,7 +34,7 @@ class Key:
     """An API key, stored as its hash."""
 
     name: str
-    """The owner, for the log."""
+    """The owner of the key, for logs."""
 
     sha256: str
     """SHA-256 of the key, hexadecimal."""
@@ -62,18 +62,21 @@ class Keys:
         """
         found = self._find(_key_in(headers))
         if found is None:
-            raise ServeError(Code.UNAUTHENTICATED, "a known key is needed: Authorization: Bearer")
+            raise ServeError(Code.UNAUTHENTICATED, "a valid key is required: Authorization: Bearer")
         if found.role < role:
-            raise ServeError(Code.PERMISSION_DENIED, f"the role {role.name.lower()} is needed")
+            raise ServeError(Code.PERMISSION_DENIED, f"the role {role.name.lower()} is required")
         return found
 
     def name_of(self, headers: Mapping[str, str]) -> str:
-        """Return the owner of a request's key for the log, "" without a known key."""
+        """Return the owner of a request's key, for logs; "" if the request has no valid key."""
         found = self._find(_key_in(headers))
         return "" if found is None else found.name
 
     def _find(self, key: str) -> Key | None:
-        """Compare with every known key in constant time, so that timing reveals nothing."""
+        """Return the known key that equals a key; None if none does.
+
+        Compares in constant time, so that timing reveals nothing.
+        """
         digest = hashlib.sha256(key.encode(errors="surrogateescape")).hexdigest()
         same = [known for known in self.keys if hmac.compare_digest(known.sha256, digest)]
         return same[0] if key and same else None
@@ -94,7 +97,7 @@ def read_keys(path: Path) -> Keys:
     try:
         entries = parse_yaml(text, str(path))
     except ConfigError as error:
-        # YAML's error message quotes the text, which is a secret here.
+        # The error message of YAML is not shown: it quotes the text, which has secrets.
         raise ConfigError(error.rule, got=Plain("text that is not YAML")) from None
     if not isinstance(entries, list) or not entries:
         raise ConfigError(f"{path} must hold a list of keys", got=Plain(type(entries).__name__))
@@ -121,7 +124,7 @@ def _key(entry: Any, path: Path, number: int) -> Key:
         raise ConfigError(f"{place} must have name, role, and key or sha256")
     roles = {role.name.lower(): role for role in Role}
     if not isinstance(entry["role"], str) or entry["role"] not in roles:
-        # The value is not shown: it may be a key in the wrong field.
+        # The value is not shown, because it may be a key in the wrong field.
         raise ConfigError(
             f"the role of {place} must be predict or admin", got=Plain("another value")
         )
@@ -135,7 +138,7 @@ def _key(entry: Any, path: Path, number: int) -> Key:
 
 def _digest(key: Any, place: str) -> str:
     if not isinstance(key, str) or len(key) < _MIN_CHARS:
-        raise ConfigError(f"{place} must be a text of at least {_MIN_CHARS} characters")
+        raise ConfigError(f"{place} must be a string of at least {_MIN_CHARS} characters")
     return hashlib.sha256(key.encode()).hexdigest()
 
 

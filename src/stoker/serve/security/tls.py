@@ -12,26 +12,26 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.serve.text_files import read_text_file
 
 HANDSHAKES = 256
-"""Most concurrent TLS handshakes in addition to open connections; another connection is closed."""
+"""Maximum number of concurrent TLS handshakes in addition to open connections; a further connection is closed."""
 
 
 class CountingContext(ssl.SSLContext):
-    """Limits connections including those in a TLS handshake, which the servers do not see yet.
+    """Limits the number of connections, including connections in a TLS handshake, which the servers do not count yet.
 
-    Otherwise silent clients could take every file descriptor of the process.
+    Without this limit, silent clients could take all file descriptors of the process.
     """
 
-    most = 0
-    """Most concurrent connections, including those in a handshake."""
+    max_connections = 0
+    """Maximum number of concurrent connections, including connections in a handshake."""
 
     def __init__(self, *_: object) -> None:
-        """Start without connections."""
+        """Create a context without connections."""
         super().__init__()
         self._alive: weakref.WeakSet[ssl.SSLObject] = weakref.WeakSet()
 
     def wrap_bio(self, *args: object, **kwargs: object) -> ssl.SSLObject:
         """Wrap a connection, or raise `ssl.SSLError` if there are too many."""
-        if len(self._alive) >= self.most:
+        if len(self._alive) >= self.max_connections:
             raise ssl.SSLError("too many connections")
         made = super().wrap_bio(*args, **kwargs)  # type: ignore[arg-type]  # passed on unchanged
         self._alive.add(made)
@@ -40,7 +40,7 @@ class CountingContext(ssl.SSLContext):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tls:
-    """Certificates of a server, and what it requires of clients."""
+    """The key and certificates of a server, and whether clients need certificates."""
 
     key: str = field(repr=False)
     """The private key, PEM."""
@@ -58,16 +58,16 @@ class Tls:
         """Return the TLS context of a port.
 
         Args:
-            connections: Most concurrent connections, without `HANDSHAKES` more in a handshake.
+            connections: Maximum number of concurrent connections; up to `HANDSHAKES` more may be in a handshake.
 
         Raises:
             ConfigError: a key or certificate is invalid.
         """
         context = CountingContext(ssl.PROTOCOL_TLS_SERVER)
-        context.most = connections + HANDSHAKES
+        context.max_connections = connections + HANDSHAKES
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            # OpenSSL reads keys from files only; this one is private to the user and removed at once.
+            # OpenSSL reads keys only from files. This file is private to the user, and is removed at once.
             with tempfile.TemporaryDirectory() as folder:
                 key, certificate = Path(folder, "key"), Path(folder, "certificate")
                 key.touch(mode=0o600)
@@ -78,7 +78,7 @@ class Tls:
                 context.load_verify_locations(cadata=self.authority)
         except (ssl.SSLError, ValueError) as error:
             raise ConfigError(
-                "server_key, server_cert and custom_ca must be PEM and belong together",
+                "server_key and server_cert must belong together, and all certificates must be valid PEM",
                 got=Plain(type(error).__name__),
             ) from error
         context.verify_mode = ssl.CERT_REQUIRED if self.client_verify else ssl.CERT_NONE
@@ -86,10 +86,10 @@ class Tls:
 
 
 def read_tls(path: Path) -> Tls:
-    """Read the file, which contains the text of PEM files.
+    """Read an `ssl_config_file`, which contains the text of PEM files.
 
     Raises:
-        ConfigError: the file cannot be read, has another form, or a part is missing or invalid.
+        ConfigError: the file cannot be read, has another form, or lacks a valid key or certificate.
     """
     found = read_text_file(path, "SSLConfig", full_name="tensorflow.serving.SSLConfig")
     for name in ("server_key", "server_cert"):

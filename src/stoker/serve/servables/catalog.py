@@ -1,4 +1,4 @@
-"""All models of a server: discovered, each watched by its own thread, and looked up by name."""
+"""The models of a server: finds them, watches each in a thread of its own, and returns them by name."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _log = logging.getLogger(__name__)
 
 
 class Models:
-    """The models by name; a thread per model, so that a slow load does not delay the others."""
+    """The models of a server by name. Each has a thread of its own, so that a slow load does not delay other models."""
 
     def __init__(
         self,
@@ -29,7 +29,13 @@ class Models:
         on_change: Callable[[], None] = lambda: None,
         options: LoadOptions | None = None,
     ) -> None:
-        """Args: poll_s: seconds between checks; on_change: called after each; options: for loading."""
+        """Create an empty catalog.
+
+        Args:
+            poll_s: Seconds between two checks of a model.
+            on_change: Called after each check.
+            options: How versions are loaded.
+        """
         self._options = options or LoadOptions()
         self._poll_s = poll_s
         self._on_change = on_change
@@ -57,10 +63,10 @@ class Models:
         self._watches["/"] = Watch(look, name="stoker-models", poll_s=self._poll_s)
 
     def configure(self, configs: Sequence[ModelConfig]) -> None:
-        """Serve exactly these models; the server is not ready without each of them.
+        """Serve exactly these models. The server is ready only when all of them can be called.
 
-        Models that are already served continue without a gap; a model that is not among them is unloaded after
-        its last request.
+        Models that are already served continue without interruption. A model that is no longer configured is unloaded
+        after its last request.
         """
         with self._configuring:
             by_name = {config.name: config for config in configs}
@@ -76,16 +82,16 @@ class Models:
     def reload(
         self, configs: Sequence[ModelConfig], *, allow_unavailable: bool, timeout_s: float
     ) -> None:
-        """Like `configure`, and wait until all can be called; labels move last.
+        """Like `configure`, but wait until all models can be called, and change labels only then.
 
         Args:
             configs: The models to serve.
             allow_unavailable: Whether a new label may name a version that is not loaded.
-            timeout_s: Longest wait.
+            timeout_s: Maximum wait, seconds.
 
         Raises:
-            ServeError: a model cannot be called in time, or a label names a version that is not
-                loaded; everything else is done anyway.
+            ServeError: a model cannot be called in time, or a label names a version that is not loaded. All other
+                changes are made anyway, but labels do not change.
         """
         with self._reloading:
             labels = {name: dict(model.config.labels) for name, model in self._by_name.items()}
@@ -101,26 +107,26 @@ class Models:
             self.configure(configs)
 
     def names(self) -> list[str]:
-        """The names of all models, sorted."""
+        """Return the names of all models, sorted."""
         return sorted(self._by_name)
 
     def get(self, name: str, version: int | None = None) -> ModelVersions:
-        """The model with a name; the version is only for the error's text.
+        """Return the model with a name. The version is used only in the error message.
 
         Raises:
             ServeError: no model has this name.
         """
         model = self._by_name.get(name)
         if model is None:
-            wanted = f"Latest({name})" if version is None else f"Specific({name}, {version})"
-            raise ServeError(Code.NOT_FOUND, f"Servable not found for request: {wanted}")
+            requested = f"Latest({name})" if version is None else f"Specific({name}, {version})"
+            raise ServeError(Code.NOT_FOUND, f"Servable not found for request: {requested}")
         return model
 
     def waiting_for(self) -> list[str]:
-        """The models that keep the server from being ready; "a model" if there are none at all.
+        """Return the models because of which the server is not ready; "a model" if the server has no models.
 
-        A model that the user named must be available. One that was found in a repository
-        and cannot be loaded does not take the others out of service.
+        A model that the user named must be available. A model that was found in a repository need only have been tried,
+        so a model that cannot be loaded does not take other models out of service.
         """
         known = dict(self._by_name)
         waits = [
@@ -133,11 +139,11 @@ class Models:
         return sorted(waits)
 
     def available(self) -> dict[str, bool]:
-        """Name of every model -> whether it can be called."""
+        """Return model -> whether it can be called."""
         return {name: model.available for name, model in self._by_name.items()}
 
     def served(self) -> dict[str, Served]:
-        """Every model, in the form that a router needs."""
+        """Return model -> its folder and load errors, for a router."""
         return {
             name: Served(
                 base=model.config.base,
@@ -151,15 +157,15 @@ class Models:
         }
 
     def folder_of(self, name: str, version: int) -> Path | None:
-        """The folder of a version that can be called; None if it cannot."""
+        """Return the folder of a version; None if the version cannot be called."""
         model = self._by_name.get(name)
         return None if model is None else model.folder_of(version)
 
     def loaded(self) -> dict[Sequence[str], float]:
-        """Model and version -> 1 if it can be called, 0 if it failed to load, for `MODEL_LOADED`.
+        """Return (model, version) -> 1 if it can be called, 0 if it failed to load, for the metric `MODEL_LOADED`.
 
-        The entry with version "" is 0 for a model that should be served while no version can be called and one is
-        loading, or its folder has none.
+        A model gets an entry with version "" and value 0 while no version can be called and one is loading, or while
+        its folder has no version.
         """
         return {
             (name, version): value
@@ -168,21 +174,21 @@ class Models:
         }
 
     def request_log_of(self, name: str) -> RequestLogConfig | None:
-        """Which requests to a model are logged."""
+        """Return the settings of a model's request log; None: no request log, or no such model."""
         model = self._by_name.get(name)
         return None if model is None else model.config.request_log
 
     def all_tried(self) -> bool:
-        """Whether there are models, and each was checked as often as loading requires."""
+        """Return whether there are models, and each was checked often enough for its versions to be loaded."""
         known = list(self._by_name.values())
         return bool(known) and all(model.tried for model in known)
 
     def can_answer(self) -> bool:
-        """Whether any model can be called."""
+        """Return whether any model can be called."""
         return any(model.available for model in self._by_name.values())
 
     def close(self) -> None:
-        """Stop watching and unload all."""
+        """Stop watching, and unload all models."""
         for watch in list(self._watches.values()):
             watch.stop()
         for watch in list(self._watches.values()):
@@ -191,9 +197,9 @@ class Models:
             model.close()
 
     def _add(self, configs: Sequence[ModelConfig]) -> None:
-        """Add all models before the first check, so that a loaded one does not make the server ready before the others."""
+        """Add all models before the first check. So the first loaded model does not make the server ready too early."""
         new = {config.name: ModelVersions(config, self._options) for config in configs}
-        self._by_name = {**self._by_name, **new}  # replaced as a whole: readers hold no lock
+        self._by_name = {**self._by_name, **new}  # a new dictionary, because readers hold no lock
         for name, model in new.items():
             self._watches[name] = Watch(
                 model.poll,
@@ -209,7 +215,7 @@ class Models:
         watch.stop()
         watch.join()
         model.close()
-        _log.info("%s is not served any more", name)
+        _log.info("%s is no longer served", name)
 
     def _wait_until_tried(self, timeout_s: float) -> None:
         end_s = time.monotonic() + timeout_s
@@ -218,15 +224,15 @@ class Models:
                 self._watches[name].look_now()
             if time.monotonic() > end_s:
                 break
-            time.sleep(_LOOK_S)  # other threads check; versions of other writers need two checks
+            time.sleep(_LOOK_S)  # polls, because the checks run in the models' threads
         failed = [name for name, model in self._by_name.items() if not model.available]
         if failed:
-            raise ServeError(Code.FAILED_PRECONDITION, self._said_of(failed))
+            raise ServeError(Code.FAILED_PRECONDITION, self._failures_of(failed))
 
     def failed(self) -> str:
-        """Why named models cannot become available with their current files; empty if they can.
+        """Return why configured models cannot become available with their current files; empty if they can.
 
-        A model without a version is waited for, because one may appear.
+        A model without versions has not failed, because a version may still appear.
         """
         failed = [
             name
@@ -236,15 +242,15 @@ class Models:
             and not model.available
             and {state for _, state, _ in model.statuses()} == {State.END}
         ]
-        return self._said_of(failed) if failed else ""
+        return self._failures_of(failed) if failed else ""
 
-    def _said_of(self, failed: Sequence[str]) -> str:
-        said = [
+    def _failures_of(self, failed: Sequence[str]) -> str:
+        failures = [
             f"{{name: {name} version: {version}}} due to error: {reason or 'not loaded yet'}"
             for name in failed
             for version, _, reason in self._by_name[name].statuses() or _NOTHING
         ]
-        return f"{len(failed)} servable(s) did not become available: {{{', '.join(said)}}}"
+        return f"{len(failed)} servable(s) did not become available: {{{', '.join(failures)}}}"
 
 
 def _loaded_versions(model: ModelVersions) -> dict[str, float]:
@@ -261,11 +267,11 @@ def _loaded_versions(model: ModelVersions) -> dict[str, float]:
 _NOTHING = [(0, State.START, "no version in its folder")]
 
 _LOOK_S = 0.1
-"""Time between two checks that a caller waits for, seconds."""
+"""Time between two checks while a caller waits, seconds."""
 
 
 class Watch:
-    """A thread that repeats a check."""
+    """A thread that repeats a check periodically."""
 
     def __init__(
         self,
@@ -275,7 +281,14 @@ class Watch:
         poll_s: float,
         on_look: Callable[[], None] = lambda: None,
     ) -> None:
-        """Args: look: the check; name: of the thread; poll_s: time between checks; on_look: called after each."""
+        """Start the thread.
+
+        Args:
+            look: The check.
+            name: The thread's name.
+            poll_s: Seconds between two checks.
+            on_look: Called after each check.
+        """
         self._look, self._on_look, self._poll_s = look, on_look, poll_s
         self._stopped = threading.Event()
         self._wake = threading.Event()
@@ -283,7 +296,7 @@ class Watch:
         self._thread.start()
 
     def look_now(self) -> None:
-        """Check again without waiting."""
+        """Start the next check now. Does not wait for it."""
         self._wake.set()
 
     def stop(self) -> None:
@@ -292,7 +305,7 @@ class Watch:
         self._wake.set()
 
     def join(self) -> None:
-        """Wait until it has stopped."""
+        """Wait until the thread has stopped."""
         if threading.current_thread() is not self._thread:
             self._thread.join()
 
@@ -302,10 +315,10 @@ class Watch:
             try:
                 self._look()
                 self._on_look()
-            except OSError as error:  # a lost mount: loaded models continue to serve
-                _log.error("the models cannot be looked for: %s", error)
+            except OSError as error:  # e.g. a lost mount: loaded models continue to serve
+                _log.error("the search for models failed: %s", error)
             except Exception:  # noqa: BLE001 - one failure must not stop the checks
-                _log.exception("the models cannot be looked for")
+                _log.exception("the search for models failed")
             if not self._stopped.is_set():
                 self._wake.wait(self._poll_s)
 

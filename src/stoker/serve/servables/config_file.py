@@ -16,7 +16,7 @@ Configs = tuple[ModelConfig, ...]
 
 
 class ConfigFile:
-    """The file of models, applied again when it has changed."""
+    """The model config file, which is applied again when it has changed."""
 
     def __init__(self, path: Path, configs: Configs, configure: Callable[[Configs], None]) -> None:
         """Args: path: the file; configs: its content at the start; configure: applies new content."""
@@ -26,9 +26,10 @@ class ConfigFile:
         self._is_missing = False
 
     def look(self) -> None:
-        """Apply the file if it has changed; an error in it is logged once, and changes nothing.
+        """Apply the file if it has changed. An error in the file is logged once, and the models stay as they are.
 
-        A file that is being written is ignored until two checks find it unchanged.
+        A changed file is read only when two checks in a row find the same size and time, because it may still be
+        written.
         """
         try:
             stat = self._path.stat()
@@ -36,7 +37,11 @@ class ConfigFile:
             digest = sha256_file(self._path) if self._seen == before else self._tried
         except OSError as error:
             if not self._is_missing:
-                _log.error("the models stay as they are: %s (%s)", self._path, error.strerror)
+                _log.error(
+                    "the model config file cannot be read, so the models stay as they are: %s (%s)",
+                    self._path,
+                    error.strerror,
+                )
             self._seen, self._is_missing = None, True
             return
         self._is_missing = False
@@ -46,9 +51,11 @@ class ConfigFile:
         try:
             configs = read_model_config(self._path)
         except ConfigError as error:
-            _log.error("the models stay as they are: %s", error.line())
+            _log.error(
+                "the model config file is invalid, so the models stay as they are: %s", error.line()
+            )
             return
         if configs != self._configs:
             self._configs = configs
-            _log.info("%s has changed", self._path)
+            _log.info("%s has changed and is applied", self._path)
             self._configure(configs)

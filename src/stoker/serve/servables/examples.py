@@ -1,6 +1,6 @@
-"""Classification and regression on serialized `tf.train.Example`s, without a protocol.
+"""Classification and regression of serialized `tf.train.Example`s, independent of the protocol.
 
-Source: TensorFlow Serving, `classifier.cc` and `regressor.cc`, for the checks, their order and texts.
+Source of the checks, their order and messages: TensorFlow Serving, `classifier.cc` and `regressor.cc`.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from tensorflow.core.protobuf import meta_graph_pb2
 from stoker.serve.errors import Code, ServeError
 
 CLASSIFY = "tensorflow/serving/classify"
-"""The method name of a signature, and of a task, that classifies."""
+"""The method name of signatures and tasks that classify."""
 
 REGRESS = "tensorflow/serving/regress"
-"""The method name of a signature, and of a task, that regresses."""
+"""The method name of signatures and tasks that regress."""
 
 INPUT = "inputs"
-"""The one input of both: serialized Examples, of shape [rows]."""
+"""Name of the only input of such signatures: serialized Examples, of shape [rows]."""
 
 CLASSES, SCORES = "classes", "scores"
 OUTPUTS = "outputs"
 
 _MAX_CONTEXT_BYTES = 256 << 20
-"""Most bytes of all copies of the context, one for each Example: a small body must not fill the memory."""
+"""Maximum bytes of all copies of the context, one for each Example, so that a small body cannot fill the memory."""
 
 Classes = list[tuple[bytes, float]]
 """The label and the score of each class, for one row."""
@@ -38,7 +38,7 @@ Outputs = Mapping[str, np.ndarray[Any, Any]]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """One signature that is run on the Examples."""
+    """A signature to run on the Examples."""
 
     method: str
     """`CLASSIFY` or `REGRESS`."""
@@ -49,7 +49,7 @@ class Task:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Inferred:
-    """The answer to one task; one of the two fields is set."""
+    """The answer to a task. Either `classes` or `values` is set."""
 
     task: Task
     """The task."""
@@ -62,10 +62,10 @@ class Inferred:
 
 
 def joined_examples(examples: Sequence[bytes], *, context: bytes = b"") -> np.ndarray[Any, Any]:
-    """The Examples as the input of a signature, each preceded by the context.
+    """Return the Examples as the input of a signature, each preceded by the context.
 
-    To protobuf, two concatenated messages are one message with the fields of both: if
-    both have a feature, the Example's own counts.
+    Protobuf reads two concatenated messages as one message with the fields of both. If both have a feature, the
+    Example's feature is used.
 
     Raises:
         ServeError: the request has no Example.
@@ -87,11 +87,11 @@ def check_signature(task: Task, definition: meta_graph_pb2.SignatureDef, *, by_n
     Args:
         task: The task.
         definition: The signature in the SavedModel.
-        by_name: Whether the signature's method name must match the task. TensorFlow 2 exports name
-            every method `predict`, so TensorFlow Serving does not require it by default.
+        by_name: Whether the signature's method name must match the task. TensorFlow 2 names every method `predict`, so
+            TensorFlow Serving does not require a match by default.
 
     Raises:
-        ServeError: the signature cannot answer such a task.
+        ServeError: the signature cannot answer the task.
     """
     kind = "classification" if task.method == CLASSIFY else "regression"
     if by_name and definition.method_name != task.method:
@@ -186,7 +186,7 @@ def _one_line(definition: meta_graph_pb2.SignatureDef) -> str:
 
 
 def _enum(dtype: tf.DType) -> str:
-    """The dtype's name in protobuf: DT_FLOAT."""
+    """Return a dtype's name in protobuf, e.g. DT_FLOAT."""
     from tensorflow.core.framework import types_pb2
 
     return types_pb2.DataType.Name(dtype.as_datatype_enum)

@@ -1,6 +1,6 @@
 """Serves a version's `model.tflite` with LiteRT, like TensorFlow Serving with `--prefer_tflite_model`.
 
-Source: TensorFlow Serving, `tflite_session.cc`: which signatures a file has, and what an error is called.
+Source of the signatures that a file has, and of the error messages: TensorFlow Serving, `tflite_session.cc`.
 """
 
 from __future__ import annotations
@@ -28,35 +28,37 @@ from stoker.serve.errors import Code, ServeError
 from stoker.serve.loading.saved_model import check_files
 
 _SIGNATURES = b"signature_defs_metadata"
-"""Where a file has TensorFlow's signatures. Source: tensorflow/lite/tools/signature."""
+"""Name of the metadata with TensorFlow's signatures. Source: tensorflow/lite/tools/signature."""
 
 _PREDICT = "tensorflow/serving/predict"
 
 _FAILURES = (ValueError, RuntimeError, TypeError)
-"""What LiteRT raises for an invalid file or invalid inputs."""
+"""Exceptions that LiteRT raises for an invalid file or invalid inputs."""
 
 _DAMAGED = (*_FAILURES, struct.error, IndexError, DecodeError, AttributeError)
-"""What reading a damaged file raises."""
+"""Exceptions that may be raised while a damaged file is read."""
 
 _SMALL = 256
-"""An interpreter is kept after calls with up to this many times the elements of the file's own inputs."""
+"""An interpreter is kept if its calls had at most this many times the elements of the inputs that the file declares."""
 
 _UNUSUAL = 4
-"""It is also kept up to this many times the elements of recent calls: LiteRT never returns memory."""
+"""An interpreter is also kept if its calls had at most this many times the elements of recent calls. Others are
+discarded, because LiteRT never returns memory."""
 
 _RECENT = 16
-"""Calls that count as recent."""
+"""Number of calls over which the recent number of elements is averaged."""
 
 _DEPRECATED = r"\s*Warning: tf\.lite\.Interpreter is deprecated"
-"""The warning recommends ai_edge_litert, another package with its own versions. TensorFlow includes LiteRT."""
+"""The ignored warning. It recommends another package, ai_edge_litert, which is not needed: TensorFlow includes
+LiteRT."""
 
 
 def load_litert(folder: Path, *, interpreters: int) -> tuple[LoadedModel, bool]:
     """Load the `model.tflite` of a version.
 
     Args:
-        folder: The version.
-        interpreters: Most calls that run at once; each takes memory for its tensors.
+        folder: The version's folder.
+        interpreters: Maximum number of calls that run at the same time; each takes memory for its tensors.
 
     Returns:
         The model, and whether a call of it may run forever.
@@ -74,14 +76,14 @@ def load_litert(folder: Path, *, interpreters: int) -> tuple[LoadedModel, bool]:
         return LoadedModel(None, definitions, folder, runs=runs), endless
     except (OSError, *_DAMAGED) as error:
         raise DataError(
-            f"{folder / FILE}: what is served must be one whole LiteRT model",
+            f"{folder / FILE} must be one complete LiteRT model",
             got=Plain(first_line(error)),
             fix="Convert it again, or copy it again.",
         ) from error
 
 
 def _checked(folder: Path, content: bytes) -> bool:
-    """Whether a file has a loop; LiteRT's own operations only compute.
+    """Check that a file has only LiteRT's own operations, which only compute; return whether it has a loop.
 
     Raises:
         DataError: the file has another operation.
@@ -93,17 +95,20 @@ def _checked(folder: Path, content: bytes) -> bool:
     for code in codes:
         if code.CustomCode() is not None:
             raise DataError(
-                f"{folder / FILE}: a model must have only operations of LiteRT",
+                f"{folder / FILE}: a model must have only LiteRT's built-in operations",
                 got=Plain(code.CustomCode().decode(errors="replace")[:80]),
-                fix="Convert it with TFLITE_BUILTINS alone, or serve its SavedModel.",
+                fix="Convert it with TFLITE_BUILTINS only, or serve its SavedModel.",
             )
     loops = (schema.BuiltinOperator.WHILE, schema.BuiltinOperator.STABLEHLO_WHILE)
-    # Older converters wrote only the deprecated field; LiteRT takes the larger of the two.
+    # Older converters wrote only the deprecated field. LiteRT uses the larger value of both fields.
     return any(max(code.BuiltinCode(), code.DeprecatedBuiltinCode()) in loops for code in codes)
 
 
 def _read_signatures(content: bytes) -> dict[str, meta_graph_pb2.SignatureDef]:
-    """TensorFlow's signatures in the file; usually none, as its converter writes its own kind."""
+    """Return TensorFlow's signatures in a file.
+
+    Usually empty, because LiteRT's converter writes another kind of signatures.
+    """
     from tensorflow.lite.python import schema_py_generated as schema
 
     model = schema.Model.GetRootAs(content, 0)
@@ -120,7 +125,7 @@ def _read_signatures(content: bytes) -> dict[str, meta_graph_pb2.SignatureDef]:
 
 
 class _Pool:
-    """The interpreters of a model; each is used by one thread at a time, and created on demand."""
+    """The interpreters of a model. They are created on demand, and each is used by one thread at a time."""
 
     def __init__(self, content: bytes, *, size: int) -> None:
         self._content = content
@@ -134,9 +139,9 @@ class _Pool:
         self._free.put(first)
 
     def signature(self) -> dict[str, meta_graph_pb2.SignatureDef]:
-        """The signature that TensorFlow Serving creates: the tensors' names without their numbers.
+        """Return the signature that TensorFlow Serving creates, with the names of the tensors without their numbers.
 
-        Names that differ only in the number keep it: otherwise one would hide the other.
+        Names that differ only in the number keep it, because they must differ.
         """
         definition = meta_graph_pb2.SignatureDef(method_name=_PREDICT)
         for details, infos in (
@@ -155,13 +160,13 @@ class _Pool:
     def run_of(
         self, definition: meta_graph_pb2.SignatureDef
     ) -> Callable[..., list[np.ndarray[Any, Any]]]:
-        """Returns a function that runs a signature; inputs and outputs are in the order of their names."""
+        """Return a function that runs a signature. Its inputs and outputs are in the order of their names."""
         feeds = [_index(self._inputs, info.name) for _, info in sorted(definition.inputs.items())]
         fetches = [
             _index(self._outputs, info.name) for _, info in sorted(definition.outputs.items())
         ]
         if sorted(feeds) != sorted(detail["index"] for detail in self._inputs.values()):
-            # An input that the client does not send would keep the value of the previous client.
+            # A client could not send a missing input, which would then keep the value of another client.
             raise ValueError(
                 f"its signature must name each of {len(self._inputs)} input tensors once, "
                 f"got {sorted(info.name for info in definition.inputs.values())}"
@@ -175,7 +180,7 @@ class _Pool:
                     interpreter = self._free.get_nowait()
                 except queue.Empty:
                     interpreter = _Interpreter(self._content)
-                # A failed interpreter is not kept: its state is from an unfinished call.
+                # If the call fails, the interpreter is not kept, because it has the state of an unfinished call.
                 found = interpreter.call(dict(zip(feeds, arrays, strict=True)), fetches)
                 self._keep(interpreter, sum(array.size for array in arrays))
                 return found
@@ -183,10 +188,10 @@ class _Pool:
         return run
 
     def _keep(self, interpreter: _Interpreter, elements: int) -> None:
-        """Keep an interpreter for the next call, unless a large call has made it too big."""
-        interpreter.most = max(interpreter.most, elements)
+        """Keep an interpreter for later calls, unless a large call has made it too large."""
+        interpreter.max_elements = max(interpreter.max_elements, elements)
         self._recent += (elements - self._recent) / _RECENT
-        if interpreter.most <= max(self._small, _UNUSUAL * self._recent):
+        if interpreter.max_elements <= max(self._small, _UNUSUAL * self._recent):
             self._free.put(interpreter)
 
 
@@ -197,8 +202,8 @@ class _Interpreter:
         warnings.filterwarnings("ignore", message=_DEPRECATED)
         self.model = tf.lite.Interpreter(model_content=content, num_threads=1)
         self.model.allocate_tensors()
-        self.most = 0
-        """Elements of the inputs of its largest call."""
+        self.max_elements = 0
+        """Number of input elements of the interpreter's largest call."""
         self._shapes = {
             detail["index"]: tuple(detail["shape"]) for detail in self.model.get_input_details()
         }
@@ -211,7 +216,7 @@ class _Interpreter:
         Raises:
             ServeError: the model does not accept these inputs.
         """
-        said = "Failed to resize input tensor"
+        failure = "Failed to resize input tensor"
         try:
             changed = {
                 i: array.shape for i, array in feeds.items() if array.shape != self._shapes[i]
@@ -219,16 +224,16 @@ class _Interpreter:
             for index, shape in changed.items():
                 self.model.resize_tensor_input(index, shape)
             if changed:
-                said = "Failed to allocate tensors"
+                failure = "Failed to allocate tensors"
                 self.model.allocate_tensors()
                 self._shapes |= changed
-            said = "Failed to invoke TfLite interpreter"
+            failure = "Failed to invoke TfLite interpreter"
             for index, array in feeds.items():
                 self.model.set_tensor(index, array)
             self.model.invoke()
             return [np.asarray(self.model.get_tensor(index)) for index in fetches]
         except _FAILURES as error:
-            raise ServeError(Code.INTERNAL, f"{said}: {first_line(error)}") from error
+            raise ServeError(Code.INTERNAL, f"{failure}: {first_line(error)}") from error
 
 
 def _by_name(details: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any]]:
@@ -239,13 +244,13 @@ def _by_name(details: Sequence[Mapping[str, Any]]) -> dict[str, Mapping[str, Any
 
 
 def _as_in_file(detail: Mapping[str, Any], array: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """Return an input with the rank that the file declares, since [1] is accepted for [1, 1].
+    """Return an input with the rank that the file declares: [1] is accepted for [1, 1].
 
-    LiteRT's operations trust the sizes that they are given; only the number of rows, and what the file
-    leaves open, is the client's.
+    The shape must be checked, because LiteRT's operations trust it. A client chooses only the number of rows and the
+    axes that the file leaves open.
 
     Raises:
-        ServeError: the file has another shape.
+        ServeError: the shape does not match the file's.
     """
     own = tuple(map(int, detail["shape"]))
     opened = tuple(map(int, detail["shape_signature"]))
@@ -260,19 +265,22 @@ def _as_in_file(detail: Mapping[str, Any], array: np.ndarray[Any, Any]) -> np.nd
         for number, (size, there, is_open) in enumerate(zip(shape, own, opened, strict=True))
     )
     if not fits or array.size != math.prod(shape):
-        wanted = ", ".join(
+        expected = ", ".join(
             "?" if n == 0 or size == -1 else str(size) for n, size in enumerate(opened)
         )
         raise ServeError(
             Code.INVALID_ARGUMENT,
-            f"input {detail['name']!r} must have the shape [{wanted}] and at least one row, "
+            f"input {detail['name']!r} must have the shape [{expected}] and at least one row, "
             f"got {list(array.shape)}",
         )
     return array.reshape(shape)
 
 
 def _index(details: Mapping[str, Mapping[str, Any]], name: str) -> int:
-    """The tensor of a name; an early converter omitted the number behind the names."""
+    """Return the index of the tensor with a name.
+
+    An early converter wrote signatures with names that lack the number.
+    """
     detail = details.get(name) or details.get(name.partition(":")[0])
     if detail is None:
         raise ValueError(f"its signature names an unknown tensor {name!r}")

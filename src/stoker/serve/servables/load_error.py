@@ -1,4 +1,4 @@
-"""Why a version does not serve, in a form for clients: without paths of this machine."""
+"""Describes to clients why a version cannot be loaded, without paths of this machine."""
 
 from __future__ import annotations
 
@@ -10,31 +10,32 @@ from stoker.registry.exported_model import first_line
 from stoker.serve.errors import ServeError
 
 _MAX_CHARS = 1000
-"""Longest reason: a foreign exception may have any text."""
+"""Maximum number of characters of a reason: the text of an exception may be long."""
 
 _ABSOLUTE = re.compile(r"(?<![\w.)\]}>-])(?:file:)?/+(?:[^\s/'\",;:<>()]+/+)*([^\s/'\",;:<>()]*)")
-"""An absolute path up to its last part; `a/b` is not one, it may be the name of a node."""
+"""Matches an absolute path; the group is its last part. `a/b` does not match, because it may be the name of a node."""
 
 
 def reason_of(error: Exception, folder: Path) -> str:
-    """The reason, as one line.
+    """Return the reason as one line.
 
     Args:
-        error: What a load raised.
-        folder: The version's. It is shown by its name; files in it are shown relative to the model's folder.
+        error: The exception of the load.
+        folder: The version's folder. Its path, also at the beginning of other paths, is replaced by its name.
     """
     if isinstance(error, UserError):
         got = error.got
-        if isinstance(got, str):  # before shortening: half a path is also a path
+        # Replaced before `line` shortens it, because a part of a path could not be recognized.
+        if isinstance(got, str):
             shown = without_paths(got, folder)
             got = Plain(shown) if isinstance(got, Plain) else shown
         rule, fix = without_paths(error.rule, folder), without_paths(error.fix, folder)
-        said = UserError(rule, got=got, fix=fix).line()
+        reason = UserError(rule, got=got, fix=fix).line()
     elif isinstance(error, ServeError):
-        said = without_paths(str(error), folder)
+        reason = without_paths(str(error), folder)
     else:
-        said = f"{type(error).__name__}: {without_paths(first_line(error), folder)}"
-    return said if len(said) <= _MAX_CHARS else said[:_MAX_CHARS] + "..."
+        reason = f"{type(error).__name__}: {without_paths(first_line(error), folder)}"
+    return reason if len(reason) <= _MAX_CHARS else reason[:_MAX_CHARS] + "..."
 
 
 def without_paths(text: str, folder: Path) -> str:

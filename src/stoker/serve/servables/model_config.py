@@ -1,4 +1,4 @@
-"""Which models are served, and which of their versions: TensorFlow Serving's `ModelServerConfig`."""
+"""Settings of the served models and their versions: TensorFlow Serving's `ModelServerConfig`."""
 
 from __future__ import annotations
 
@@ -16,49 +16,49 @@ if TYPE_CHECKING:
 
 _FULL_NAME = "tensorflow.serving.ModelServerConfig"
 _TENSORFLOW = 1
-"""`ModelType.TENSORFLOW`, the deprecated field that `model_platform` replaced."""
+"""`ModelType.TENSORFLOW`, a value of the deprecated field that `model_platform` replaced."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VersionPolicy:
-    """Which of the versions on the disk are served.
+    """Selects the versions on disk that are served.
 
     Source: TensorFlow Serving, `ServableVersionPolicy`.
     """
 
     kind: Literal["latest", "all", "specific"] = "latest"
-    """The newest, all, or the named ones."""
+    """Whether the newest versions are served, all of them, or the named ones."""
 
     count: int = 1
-    """How many of the newest."""
+    """Number of the newest versions that are served; only for "latest"."""
 
     versions: tuple[int, ...] = ()
-    """Their numbers, if they are named."""
+    """Numbers of the named versions; only for "specific"."""
 
     def candidates(self, found: Iterable[int]) -> list[int]:
-        """The versions that may be served, newest first."""
+        """Return the versions that may be served, newest first."""
         newest_first = sorted(found, reverse=True)
         if self.kind == "specific":
             return [version for version in newest_first if version in self.versions]
         return newest_first
 
     def is_met(self, served: int) -> bool:
-        """Whether no more versions than these will be served."""
+        """Return whether this number of served versions is all that the policy selects."""
         return self.kind == "latest" and served >= self.count
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RequestLogConfig:
-    """Which requests to a model are logged.
+    """The settings of a model's request log.
 
     Source: TensorFlow Serving, `LoggingConfig`.
     """
 
     prefix: str
-    """Beginning of the paths of its files."""
+    """Beginning of the paths of the log's files."""
 
     rate: float
-    """Share of the requests that are logged, 0 to 1."""
+    """Share of the requests that are logged, 0..1."""
 
     def __post_init__(self) -> None:
         if not Path(self.prefix).is_absolute():
@@ -69,22 +69,22 @@ class RequestLogConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """One model that the user named."""
+    """The settings of one model."""
 
     name: str
-    """What clients call it."""
+    """The model's name for clients."""
 
     base: Path
     """The folder of its numbered versions."""
 
     policy: VersionPolicy = field(default_factory=VersionPolicy)
-    """Which of them are served."""
+    """Selects the versions that are served."""
 
     labels: Mapping[str, int] = field(default_factory=dict)
-    """Label -> version; in addition to those of the repository's own file."""
+    """Label -> version; in addition to the labels in the model's folder."""
 
     request_log: RequestLogConfig | None = None
-    """Which requests to it are logged; none if None."""
+    """The settings of the request log; None: no request is logged."""
 
     def __post_init__(self) -> None:
         checked_name(self.name)
@@ -113,7 +113,7 @@ def read_model_config(path: Path) -> tuple[ModelConfig, ...]:
 
 
 def models_of(config: model_server_config_pb2.ModelServerConfig) -> tuple[ModelConfig, ...]:
-    """The models of a message.
+    """Return the models of a message.
 
     Raises:
         ConfigError: the message names a model that cannot be served.
@@ -125,7 +125,7 @@ def models_of(config: model_server_config_pb2.ModelServerConfig) -> tuple[ModelC
         )
     models = tuple(_model(found) for found in config.model_config_list.config)
     if not models:
-        raise ConfigError("a model configuration must name a model", got=Plain("none"))
+        raise ConfigError("a model configuration must have at least one model", got=Plain("none"))
     names = [model.name for model in models]
     for name in names:
         if names.count(name) > 1:
@@ -161,7 +161,7 @@ def _request_log(found: model_server_config_pb2.ModelConfig) -> RequestLogConfig
     if config.HasField("custom_logging_config") or config.sampling_config.per_task_sampling_configs:
         raise ConfigError(
             f"logging_config of model {found.name!r} must have log_collector_config and "
-            "sampling_config.sampling_rate alone",
+            "sampling_config.sampling_rate only",
             got=Plain("more"),
         )
     if collector.type not in _COLLECTORS:
@@ -175,7 +175,7 @@ def _request_log(found: model_server_config_pb2.ModelConfig) -> RequestLogConfig
 
 
 _COLLECTORS = ("", "file")
-"""Types of log collectors: TensorFlow Serving has none of its own, and leaves them to plugins."""
+"""Accepted types of log collectors. TensorFlow Serving includes no collector; its users add them as plugins."""
 
 
 def _policy(found: object) -> VersionPolicy:

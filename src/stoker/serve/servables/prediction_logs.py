@@ -1,4 +1,4 @@
-"""TFRecord files of `PredictionLog`: warm-up requests and the request log.
+"""Reads and writes records of TFRecord files of `PredictionLog`: warm-up requests and request logs.
 
 Source: tensorflow/core/lib/io/record_writer.h.
 """
@@ -21,7 +21,7 @@ _BITS32 = 0xFFFFFFFF
 
 
 def framed(data: bytes) -> bytes:
-    """A record in the form of the file."""
+    """Return a record as bytes of the file: with its length and checksums."""
     length = _LENGTH.pack(len(data))
     return length + _CHECK.pack(_masked(length)) + data + _CHECK.pack(_masked(data))
 

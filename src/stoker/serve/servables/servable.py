@@ -1,4 +1,4 @@
-"""One version of one model: its states from START to END, and its users."""
+"""One version of a model: its states from START to END, and the requests that use it."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ class LoadOptions:
     """How requests are joined."""
 
     per_model_batching: bool = False
-    """Whether a version's own `batching_params.pbtxt` replaces these."""
+    """Whether a version's own `batching_params.pbtxt` replaces `batching`."""
 
     router: Router | None = None
     """Decides which versions of a model with a rollout are loaded."""
@@ -74,47 +74,48 @@ class LoadOptions:
     """Operations that a model may have in addition to those that only compute."""
 
     runs: StuckCallWatchdog | None = None
-    """Watches over calls; None: calls have no time limit."""
+    """Detects calls that do not end; None: calls have no time limit."""
 
     warm_up: bool = True
     """Whether a version's own warm-up requests are run."""
 
     warm_up_times: int = 1
-    """How often each of these is run."""
+    """How often each warm-up request is run."""
 
     saved_model_tags: tuple[str, ...] = (SERVE_TAG,)
-    """The tags of the graph of a SavedModel that is served."""
+    """The tags of the graph that is served from a SavedModel."""
 
     warm_sizes: WarmSizes = "auto"
     """Whether batches are padded to sizes that are run before a version takes requests."""
 
     warm_s: float = 300.0
-    """Longest time for running these sizes, seconds."""
+    """Maximum time for running the sizes of `warm_sizes`, seconds."""
 
     session: tf.compat.v1.ConfigProto | None = None
     """Configuration of sessions; None: the default."""
 
     unload_first: bool = False
-    """Whether the old version is unloaded before the new one is loaded, not after: the two need not
-    fit in memory together, but nothing is served in between."""
+    """Whether the old version is unloaded before the new one is loaded, not after. Then both need not fit in memory
+    together, but the model is unavailable in between."""
 
     litert_interpreters: int = 0
-    """Calls of a version's `model.tflite` that run at once; 0 serves its SavedModel."""
+    """Maximum number of calls of a version's `model.tflite` that run at the same time; 0: its SavedModel is served
+    instead."""
 
     metrics: ServeMetrics | None = None
-    """The metrics of batches."""
+    """The metrics that batches update; None: none."""
 
     in_use: VersionsInUse = field(default_factory=VersionsInUse)
-    """The record of the versions that are running or loading."""
+    """Records the versions that are running or loading."""
 
 
 class Servable:
-    """A version that is loaded once, used by many threads, and unloaded after its last request."""
+    """A version, which is loaded once, used by many threads, and unloaded after its last request."""
 
     def __init__(
         self, version: int, path: Path, options: LoadOptions | None = None, *, model_name: str = ""
     ) -> None:
-        """Args: version: its number; path: its folder; options: how it is loaded; model_name."""
+        """Args: version: the number; path: the version's folder; options: how it is loaded; model_name: the model."""
         self._model_name = model_name
         self._options = options or LoadOptions()
         self.version = version
@@ -123,21 +124,21 @@ class Servable:
         self.reason = ""
         self._model: Batcher | None = None
         self._users = 0
-        self._noted = self._options.in_use.row(model_name, path.parent, version)
+        self._use_row = self._options.in_use.row(model_name, path.parent, version)
         self._changed = threading.Condition(threading.Lock())
 
     def load(self) -> bool:
-        """Check the files, load them, and become AVAILABLE; or END with the reason.
+        """Check and load the files. The state becomes AVAILABLE, or END with the reason of the failure.
 
         Returns:
-            Whether the version can be used now.
+            Whether the version can be called now.
         """
         self._become(State.LOADING)
-        self._noted[LOADING] = 1.0
+        self._use_row[LOADING] = 1.0
         try:
             with self._watched():
                 self._model = (
-                    _beside(lambda: self._loaded(GilYield()))
+                    _at_low_priority(lambda: self._loaded(GilYield()))
                     if _first_is_loaded.is_set()
                     else self._loaded(no_yield)
                 )
@@ -150,7 +151,7 @@ class Servable:
             self._become(State.END, reason=reason_of(error, self.path))
             return False
         finally:
-            self._noted[LOADING] = 0.0
+            self._use_row[LOADING] = 0.0
         self._become(State.AVAILABLE)
         _first_is_loaded.set()
         return True
@@ -208,7 +209,7 @@ class Servable:
         times = options.warm_up_times
         count, samples = warm_up(model, self.path, times=times) if options.warm_up else (0, {})
         if count:
-            _log.info("%s was warmed by %d requests of its own", self.path, count)
+            _log.info("%s was warmed up with %d requests of its own", self.path, count)
         if options.warm_sizes == "off":
             return
         began_s = time.monotonic()
@@ -216,7 +217,10 @@ class Servable:
         if runs:
             took_s = time.monotonic() - began_s
             _log.info(
-                "%s was warmed by %d runs of its batch sizes in %.1f s", self.path, runs, took_s
+                "%s was warmed up with %d runs of its batch sizes in %.1f s",
+                self.path,
+                runs,
+                took_s,
             )
 
     def hold(self) -> Batcher | None:
@@ -224,20 +228,20 @@ class Servable:
         with self._changed:
             model = self._model if self.state is State.AVAILABLE else None
             self._users += model is not None
-            self._noted[REQUESTS] = self._users
+            self._use_row[REQUESTS] = self._users
         return model
 
     def release(self) -> None:
-        """Release the model; once for each `hold` that returned it."""
+        """Release the model. Must be called once for each `hold` that returned the model."""
         with self._changed:
             self._users -= 1
-            self._noted[REQUESTS] = self._users
+            self._use_row[REQUESTS] = self._users
             if not self._users and self.state is State.UNLOADING:
                 self._changed.notify_all()
 
     @contextlib.contextmanager
     def use(self) -> Iterator[Batcher | None]:
-        """Keep the loaded model from being unloaded inside the block; None if it is not loaded."""
+        """Keep the loaded model from being unloaded during the `with` block. Yields None if it is not loaded."""
         model = self.hold()
         try:
             yield model
@@ -246,7 +250,7 @@ class Servable:
                 self.release()
 
     def unload(self) -> None:
-        """Accept no new user, wait for the current ones, and free the memory."""
+        """Accept no further request, wait for the requests in progress, and free the memory."""
         with self._changed:
             if self.state is not State.AVAILABLE:
                 return
@@ -263,24 +267,26 @@ class Servable:
 
 
 _NICE = 10
-"""Niceness of a load, so that requests go first; 19 is the highest.
+"""Niceness of the thread that loads a version, so that requests have priority; 19 is the lowest priority.
 
-A higher one would hurt: if a core is busy, all of Python waits for a thread that holds the GIL and does not
-get the core. Measured next to one busy thread: 16 to 81 ms here, 231 ms at 19, 816 ms at `SCHED_IDLE`.
+A higher niceness would do harm. If the loading thread holds the GIL but gets no time on a busy core, all Python threads
+wait for it. Measured waits next to one busy thread: 16 to 81 ms with this value, 231 ms with 19, 816 ms with
+`SCHED_IDLE`.
 """
 
 _first_is_loaded = threading.Event()
-"""Set after a version was loaded: by then TensorFlow has created its threads, which inherit the priority."""
+"""Set after the first version was loaded. Only later loads have low priority, because TensorFlow creates its threads
+during the first load, and they would inherit the priority."""
 
 _T = TypeVar("_T")
 
 
-def _beside(work: Callable[[], _T]) -> _T:
-    """Run a function in a thread of low priority; its exception is raised here."""
+def _at_low_priority(work: Callable[[], _T]) -> _T:
+    """Run a function in a thread of low priority; return its result, or raise its exception."""
     done: Future[_T] = Future()
 
     def run() -> None:
-        with contextlib.suppress(OSError, AttributeError):  # elsewhere a thread has no priority
+        with contextlib.suppress(OSError, AttributeError):  # only Linux has priorities of threads
             os.setpriority(os.PRIO_PROCESS, threading.get_native_id(), _NICE)
         try:
             done.set_result(work())

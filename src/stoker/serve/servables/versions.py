@@ -1,4 +1,4 @@
-"""The versions of one model: which ones are served, and the transition from one to the next."""
+"""The versions of one model: selects the versions that are served, and replaces old versions by new ones."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ from stoker.serve.servables.servable import LoadOptions, Servable, State
 _log = logging.getLogger(__name__)
 
 FileState = tuple[tuple[str, int, int], ...]
-"""Name, size in bytes and modification time in ns of every file of a version."""
+"""For every file of a version: relative path, size in bytes, and modification time in nanoseconds."""
 
 ENOUGH_LOOKS = 2
-"""Number of checks after which a version of another writer is loaded, if it can be."""
+"""Number of checks after which a version is loaded that was not written by Stoker; see `_can_be_tried`."""
 
 
 class ModelVersions:
-    """Watches a base path, and serves the versions in it that its policy selects and that can be loaded."""
+    """Watches a model's base path, and serves the versions in it that the policy selects and that can be loaded."""
 
     def __init__(self, config: ModelConfig, options: LoadOptions | None = None) -> None:
-        """Args: config: its base path and policy; options: for loading."""
+        """Args: config: the model's settings; options: how versions are loaded."""
         self.name = config.name
         self.config = config
         self._options = options or LoadOptions()
@@ -49,18 +49,21 @@ class ModelVersions:
 
     @property
     def available(self) -> bool:
-        """Whether a request that names no version can be answered; a rollout may send it to any of its versions."""
+        """Whether a request that names no version can be answered.
+
+        A rollout may send it to any version of the rollout, so all of them must be loaded or tried.
+        """
         wanted = self._rollout
         whole = wanted is None or self.tried or wanted <= self._available.keys()
         return bool(self._available) and whole
 
     @property
     def tried(self) -> bool:
-        """Whether it was checked as often as loading a version of another writer requires."""
+        """Whether the base path was checked `ENOUGH_LOOKS` times."""
         return self._looks >= ENOUGH_LOOKS
 
     def reconfigure(self, config: ModelConfig) -> None:
-        """Apply another base path, policy or labels at the next check; nothing is unloaded now."""
+        """Change base path, policy or labels. Versions are loaded and unloaded by the next check."""
         with self._polling:
             if config.base != self.config.base:
                 self._seen, self._failed, self._aliases = {}, {}, {}
@@ -70,14 +73,14 @@ class ModelVersions:
             self._move_labels()
 
     def poll(self) -> None:
-        """Check the base path once: load new and complete versions, then unload those that they replace.
+        """Check the base path once: load new and complete versions, then unload the versions that they replace.
 
-        Of the versions that the policy selects, the newest that load are served, and those with a label. A
-        version that was tried is tried again only when its files have changed. If the disk has no version left, what
-        is loaded serves on.
+        Of the versions that the policy selects, those with a label and the newest that can be loaded are served. A
+        version that failed to load is tried again only when its files have changed. If no version is left on disk, the
+        loaded versions continue to serve.
         """
         with self._polling:
-            self._read_aliases()  # before the folders: a push writes the version before its alias
+            self._read_aliases()  # read before the folders, because a push writes the alias after the version
             folders = version_folders(self.config.base)
             candidates = self._wanted(folders)
             self._candidates = set(candidates)
@@ -87,10 +90,10 @@ class ModelVersions:
             if self._options.unload_first:
                 self._make_room(candidates, folders, seen)
             kept = self._chosen(candidates, lambda v: self._is_served(v, folders[v], seen[v]))
-            if kept:  # and versions that a label still names until its new one is loaded
+            if kept:  # also keep versions that a label names until its new version is loaded
                 wanted = self._wanted_labels()
                 kept |= {now for label, now in self._labels.items() if now != wanted.get(label)}
-                # Traffic may go back at any time, also to a version whose folder was deleted.
+                # A rollout may send traffic back at any time, even to a version whose folder was deleted.
                 kept |= (self._rollout or set()) & self._available.keys()
             if kept:
                 self._unload([version for version in self._available if version not in kept])
@@ -98,27 +101,27 @@ class ModelVersions:
             self._looks += 1
 
     def serves(self, version: int) -> bool:
-        """Whether a version can be called."""
+        """Return whether a version can be called."""
         return version in self._available
 
     def folder_of(self, version: int) -> Path | None:
-        """The folder of a version that can be called; None if it cannot."""
+        """Return the folder of a version; None if the version cannot be called."""
         servable = self._available.get(version)
         return None if servable is None else servable.path
 
     def close(self) -> None:
-        """Unload everything, after the requests in progress."""
+        """Unload all versions after their requests in progress."""
         with self._polling:
             self._unload(list(self._available))
 
     def statuses(self, version: int | None = None) -> list[tuple[int, State, str]]:
-        """Version, state and reason of its end, newest first; of all versions or of one."""
+        """Return number, state and reason of failure of each version, newest first; only one version if it is given."""
         with self._lock:
             found = [s for s in self._servables.values() if version in (None, s.version)]
         return [(s.version, s.state, s.reason) for s in sorted(found, key=lambda s: -s.version)]
 
     def version_of(self, label: str) -> int:
-        """The version that a label names.
+        """Return the version that a label names.
 
         Raises:
             ServeError: no version has this label.
@@ -131,7 +134,7 @@ class ModelVersions:
     def hold(
         self, version: int | None = None, *, label: str | None = None
     ) -> tuple[Servable, Batcher]:
-        """Return the newest version, or the requested one; it stays loaded until its `release`.
+        """Return the requested or the newest version. It stays loaded until `release` is called.
 
         Raises:
             ServeError: no such version is loaded.
@@ -143,20 +146,20 @@ class ModelVersions:
             number = max(available, default=None) if wanted is None else wanted
             servable = None if number is None else available.get(number)
             if servable is None:
-                # A label may just have moved to another version, because the old one is gone.
+                # A label may just have moved from a version that was unloaded to another one.
                 if label is None or number is None or number in missed:
                     raise self._not_found(wanted)
                 missed.add(number)
                 continue
             model = servable.hold()
-            if model is not None:  # otherwise it was replaced between the two lines: try again
+            if model is not None:  # otherwise, the version was unloaded just now: try again
                 return servable, model
 
     @contextlib.contextmanager
     def use(
         self, version: int | None = None, *, label: str | None = None
     ) -> Iterator[tuple[int, Batcher]]:
-        """Keep the newest version, or the requested one, loaded while a request is answered.
+        """Keep the requested or the newest version loaded during the `with` block.
 
         Raises:
             ServeError: no such version is loaded.
@@ -175,20 +178,27 @@ class ModelVersions:
         )
 
     def _wanted(self, found: Iterable[int]) -> list[int]:
-        """The versions that may be served: those of the policy, newest first; or of a rollout, its baseline first."""
+        """Return the versions that may be served.
+
+        With a rollout, these are its versions, the baseline first. Without a rollout, they are the versions that the
+        policy selects, newest first.
+        """
         router = self._options.router
         self._rollout = None if router is None else router.wanted(self.name, self.config.base)
         if router is None or self._rollout is None:
             return self.config.policy.candidates(found)
         labeled = {*self._wanted_labels().values()}.difference(router.barred(self.name))
         route = router.route(self.name, no_headers)
-        # The version that answers for the others is loaded first.
+        # Load the version first that answers while other versions are not loaded.
         first = None if route is None else route.otherwise
         wanted = self._rollout.union(labeled) & set(found)
         return sorted(wanted, key=lambda version: (version != first, -version))
 
     def _chosen(self, candidates: Sequence[int], serves: Callable[[int], bool]) -> set[int]:
-        """Of the candidates, newest first, the loaded ones up to the number of the policy, and the labeled ones."""
+        """Choose the versions to serve.
+
+        These are the first candidates that can serve, up to the policy's number, and labeled versions.
+        """
         labeled = set(self._wanted_labels().values())
         chosen: set[int] = set()
         counted = 0
@@ -207,7 +217,7 @@ class ModelVersions:
         folders: Mapping[int, Path],
         seen: Mapping[int, FileState],
     ) -> None:
-        """Unload versions that are not needed if all that can be tried now load."""
+        """Unload versions that will not be needed, assuming that every version that can be tried now will load."""
 
         def may_serve(version: int) -> bool:
             current = self._available.get(version)
@@ -219,17 +229,17 @@ class ModelVersions:
             self._unload([version for version in self._available if version not in wanted])
 
     def _is_served(self, version: int, path: Path, state: FileState) -> bool:
-        """Whether a version serves; loads it if that was not tried yet."""
+        """Return whether a version can be called; load it first if it can be tried."""
         current = self._available.get(version)
         if current is not None and current.path == path:
             return True
         return self._can_be_tried(version, state) and self._try(version, path)
 
     def _can_be_tried(self, version: int, state: FileState) -> bool:
-        """Whether the files no longer change, and differ from those that failed before.
+        """Return whether a version is complete, and its files differ from those that failed before.
 
-        A version with our manifest is complete as soon as it has its name, and is checked.
-        A version of another writer must be unchanged at two polls.
+        A version with Stoker's manifest is complete as soon as its folder has its name. A version that was not written
+        by Stoker counts as complete when two checks in a row find the same files.
         """
         if self._failed.get(version) == state:
             return False
@@ -254,7 +264,8 @@ class ModelVersions:
         self._failed.pop(version, None)
         _log.info("%s version %d is served", self.name, version)
         self._show(servable)
-        self._available = {**self._available, version: servable}  # readers hold no lock
+        # A new dictionary, because readers hold no lock.
+        self._available = {**self._available, version: servable}
         self._move_labels()
         if replaced is not None:
             replaced.unload()
@@ -265,7 +276,7 @@ class ModelVersions:
             self._servables[servable.version] = servable
 
     def _unload(self, versions: list[int]) -> None:
-        """Accept no more requests for these, then unload them after the last one."""
+        """Accept no more requests for these versions, and unload each after its last request."""
         gone = [self._available[version] for version in versions]
         self._available = {v: s for v, s in self._available.items() if v not in versions}
         self._move_labels()
@@ -273,7 +284,7 @@ class ModelVersions:
             servable.unload()
 
     def _forget(self, seen: Mapping[int, FileState]) -> None:
-        """Drop the record of versions whose folders are gone, except those that serve."""
+        """Forget versions whose folders are gone, except versions that still serve."""
         with self._lock:
             for version in [v for v in self._servables if v not in seen]:
                 if version not in self._available:
@@ -285,12 +296,15 @@ class ModelVersions:
         try:
             self._aliases = read_aliases(self.config.base)
         except DataError as error:
-            _log.error("the labels of %s stay as they were: %s", self.name, error)
+            _log.error(
+                "the labels of %s cannot be read, so they stay as they are: %s", self.name, error
+            )
 
     def _move_labels(self) -> None:
-        """Let every label name its version; while that one cannot be called, its previous version if that can.
+        """Let every label name its configured version.
 
-        So a label that moves to a version that is loading, or that is broken, always names a version.
+        While this version cannot be called, the label keeps its previous version, if that one can be called. So a label
+        whose new version is loading, or cannot be loaded, still names a version that answers.
         """
         before, available = self._labels, self._available
         self._labels = {
@@ -305,7 +319,7 @@ class ModelVersions:
 
 
 def file_state(folder: Path) -> FileState:
-    """A signature of the files that changes with them, without reading them; empty for a missing folder."""
+    """Return the state of all files in a folder, without reading them; empty for a missing folder."""
     found = []
     for place, _, names in os.walk(folder):
         for name in names:

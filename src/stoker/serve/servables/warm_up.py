@@ -1,7 +1,7 @@
 """Runs the warm-up requests of a version before it takes traffic.
 
-Source: TensorFlow Serving, "SavedModel Warmup": `assets.extra/tf_serving_warmup_requests`, a TFRecord
-of `PredictionLog`, at most 1,000.
+Source: TensorFlow Serving, "SavedModel Warmup": `assets.extra/tf_serving_warmup_requests`, a TFRecord file with at most
+1,000 records of `PredictionLog`.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ from stoker.serve.servables.prediction_logs import damaged, read_records
 from stoker.serve.tensor_protos import to_array
 
 MAX_RECORDS = 1000
-"""Most requests in the file; TensorFlow Serving's limit."""
+"""Maximum number of requests in the file; TensorFlow Serving's limit."""
 
 
 Samples = dict[str, Mapping[str, Array]]
-"""Signature -> the inputs of the first request for it."""
+"""Signature -> the inputs of its first request that has rows."""
 
 
 def warm_up(model: Batcher, folder: Path, *, times: int = 1) -> tuple[int, Samples]:
-    """Run the requests of a version.
+    """Run the warm-up requests of a version.
 
     Args:
-        model: The version.
-        folder: Its folder.
-        times: How often each is run.
+        model: The loaded version.
+        folder: The version's folder.
+        times: How often each request is run.
 
     Returns:
-        The number of requests, and the first one with rows for each signature.
+        The number of records, and for each signature the inputs of the first request that has rows.
 
     Raises:
         DataError: the file is damaged, or has too many records.
@@ -68,7 +68,7 @@ def warm_up(model: Batcher, folder: Path, *, times: int = 1) -> tuple[int, Sampl
 def _requests(
     log: prediction_log_pb2.PredictionLog, path: Path
 ) -> Iterator[tuple[str, Mapping[str, Array]]]:
-    """The calls in a record, each with its signature and inputs."""
+    """Yield the signature and the inputs of each request in a record."""
     kind = log.WhichOneof("log_type")
     if kind == "predict_log":
         request = log.predict_log.request

@@ -1,1 +1,1 @@
-"""Requests as OpenTelemetry spans."""
+"""Sends OpenTelemetry spans of requests."""

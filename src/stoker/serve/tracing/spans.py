@@ -1,4 +1,4 @@
-"""Spans of requests: names, attributes and times by OpenTelemetry's conventions.
+"""Spans of requests: names, attributes and times according to OpenTelemetry's conventions.
 
 Source: OpenTelemetry semantic conventions, HTTP server spans and RPC server spans.
 """
@@ -21,12 +21,12 @@ from stoker.serve.request_record import RequestRecord
 Attributes = Mapping[str, str | int]
 
 _MAX_CHARS = 256
-"""Longest text from a client in an attribute."""
+"""Maximum number of characters of a string from a client in an attribute."""
 
 _METHODS = frozenset(
     ["GET", "HEAD", "POST", "PUT", "DELETE", "CONNECT", "OPTIONS", "TRACE", "PATCH"]
 )
-"""Methods that span names contain unchanged; a client could invent others."""
+"""HTTP methods that may occur in span names. Clients can invent other methods, which are replaced."""
 
 _ROUTES: Sequence[tuple[re.Pattern[str], str]] = [
     (re.compile(pattern, re.IGNORECASE | re.ASCII), text)
@@ -52,7 +52,7 @@ _SERVER_ERRORS = frozenset(
         Code.DATA_LOSS,
     )
 )
-"""Codes that make a server's span an error; the others are the client's errors."""
+"""Codes that mark a server's span as an error. Other codes are the client's errors."""
 
 _FIRST_SERVER_ERROR = 500
 
@@ -65,10 +65,10 @@ class Part:
     """The name of the phase."""
 
     began_s: float
-    """Start, by the clock of the request."""
+    """Start, seconds of the same clock as the request's times."""
 
     ended_s: float
-    """End, by the same clock."""
+    """End, seconds of the same clock."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -76,22 +76,22 @@ class Span:
     """The span of one request."""
 
     name: str
-    """Low-cardinality name, without the name of the model."""
+    """Name with few possible values, so without the model's name."""
 
     attributes: Attributes
-    """Attributes by OpenTelemetry's names; our own begin with `stoker.`."""
+    """Attributes with OpenTelemetry's names; the names of Stoker's own attributes begin with `stoker.`."""
 
     began_s: float
-    """Arrival, seconds since 1970."""
+    """Arrival of the request, seconds since 1970."""
 
     ended_s: float
-    """End, seconds since 1970."""
+    """End of the request, seconds since 1970."""
 
     error: str = ""
-    """The error, if it is the server's fault."""
+    """The error, if it is the server's fault; else ""."""
 
     parts: Sequence[Part] = field(default=())
-    """Time in the queue and in the model, for requests that reached them."""
+    """The phases in the queue and in the model; empty if the request did not reach the model."""
 
 
 def span_of(entry: Entry, *, now_s: float, scheme: str) -> Span:
@@ -99,12 +99,12 @@ def span_of(entry: Entry, *, now_s: float, scheme: str) -> Span:
 
     Args:
         entry: The finished request.
-        now_s: Its end, by the monotonic clock.
+        now_s: End of the request, seconds of the monotonic clock.
         scheme: "http" or "https".
     """
     named = _of_http(entry, scheme) if entry.protocol == "REST" else _of_call(entry)
     name, error, attributes = named
-    shift_s = entry.at_s - now_s  # from the monotonic clock to the time of day
+    shift_s = entry.at_s - now_s  # converts the monotonic clock to seconds since 1970
     began_s = min(entry.record.began_s, now_s)
     return Span(
         name=name,
@@ -178,7 +178,7 @@ def _of_call(entry: Entry) -> tuple[str, str, dict[str, str | int]]:
 
 @cache
 def _services() -> dict[str, str]:
-    """Return the service of each of TensorFlow Serving's calls."""
+    """Return method -> service, for TensorFlow Serving's gRPC methods."""
     described = [
         prediction_service_pb2.DESCRIPTOR.services_by_name["PredictionService"],
         model_service_pb2.DESCRIPTOR.services_by_name["ModelService"],
@@ -187,7 +187,7 @@ def _services() -> dict[str, str]:
 
 
 def _of_peer(peer: str) -> dict[str, str | int]:
-    """Return the client's address, from `1.2.3.4:5` or gRPC's `ipv6:%5B::1%5D:5` and `unix:`."""
+    """Return the attributes of a client's address, e.g. `1.2.3.4:5`, or from gRPC `ipv6:%5B::1%5D:5` or `unix:`."""
     if peer.startswith("unix:"):
         return {"network.transport": "unix"}
     address, _, port = unquote(peer).rpartition(":")
@@ -213,7 +213,10 @@ def _of_model(entry: Entry) -> dict[str, str | int]:
 
 
 def _parts(record: RequestRecord) -> list[Part]:
-    """Return the phases; those of several model calls (tasks, or more rows than a batch) are summed."""
+    """Return the phases of a request.
+
+    The times of several model calls (for several tasks, or for more rows than a batch) are summed.
+    """
     if not record.run_began_s:
         return []
     began_s = record.run_began_s

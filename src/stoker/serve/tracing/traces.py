@@ -1,4 +1,4 @@
-"""Sends requests as OpenTelemetry spans, made after each request in another thread and sent in batches.
+"""Creates OpenTelemetry spans of finished requests in another thread, and sends them in batches.
 
 OpenTelemetry's own environment variables apply: `OTEL_TRACES_SAMPLER`, `OTEL_EXPORTER_OTLP_*`,
 `OTEL_BSP_*`, `OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`, `OTEL_SDK_DISABLED`. This module needs the
@@ -35,7 +35,7 @@ from stoker.telemetry.otlp_exporter import exporter_module
 _log = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
-"""Longest wait for pending spans at shutdown, seconds; a missing receiver delays it no longer."""
+"""Maximum wait for pending spans at shutdown, seconds, in case the receiver is missing."""
 
 _NS = 1_000_000_000
 
@@ -46,17 +46,17 @@ class Traces:
     def __init__(
         self, *, dropped: Counter, scheme: str = "http", silent: Collection[str] = ()
     ) -> None:
-        """Start sending.
+        """Start to send.
 
         Args:
-            dropped: Counts requests that were dropped before they became a span.
-            scheme: "http" or "https", of REST.
-            silent: Paths without spans: those that load balancers and Prometheus poll.
+            dropped: Counts requests that were dropped before they became spans.
+            scheme: URL scheme of the REST interface: "http" or "https".
+            silent: Paths whose requests get no spans, because load balancers and Prometheus poll them.
 
         Raises:
             ConfigError: an environment variable of OpenTelemetry is invalid.
         """
-        # Each attempt to reach a missing receiver logs a warning; only a lost batch is an error.
+        # Log lost batches only, not the warning of each attempt to reach a missing receiver.
         logging.getLogger("opentelemetry.exporter").setLevel(logging.ERROR)
         self._scheme, self._silent = scheme, frozenset(silent)
         self._trace_ids = _TraceIds()
@@ -70,24 +70,24 @@ class Traces:
         )
 
     def add(self, entry: Entry) -> None:
-        """Queue a request; returns at once."""
+        """Queue a request. Does not block."""
         if entry.protocol == "REST" and entry.method.partition(" ")[2] in self._silent:
             return
-        # A blocked thread may still change the record after its client got 504.
+        # Copied, because a blocked thread may still change the record after its client got 504.
         entry = dataclasses.replace(entry, record=copy.copy(entry.record))
         self._waiting.offer((entry, time.monotonic()))
 
     def close(self) -> None:
-        """Send the pending spans, for at most `FLUSH_S`."""
+        """Send the pending spans, but wait at most `FLUSH_S`."""
         self._waiting.close()
-        # OpenTelemetry's own shutdown waits 30 s for a missing receiver.
+        # In a thread, because OpenTelemetry's own shutdown waits 30 s for a missing receiver.
         ending = threading.Thread(
             target=self._provider.shutdown, name="stoker-traces-end", daemon=True
         )
         ending.start()
         ending.join(FLUSH_S)
         if ending.is_alive():
-            _log.error("not all traces were sent in %g s; the rest is lost", FLUSH_S)
+            _log.error("not all traces could be sent in %g s; the rest is lost", FLUSH_S)
 
     def _write(self, batch: Sequence[tuple[Entry, float]]) -> None:
         for entry, now_s in batch:
@@ -96,10 +96,10 @@ class Traces:
                 self._record(span_of(entry, now_s=now_s, scheme=self._scheme), caller)
 
     def _may_be_sampled(self, caller: Context) -> bool:
-        """Return whether the sampler may choose a request; for most requests this is all the work.
+        """Return whether the sampler may select a request. If not, no span needs to be created, which saves time.
 
-        OpenTelemetry's own samplers decide by the trace ID alone, so they decide the same when the span is
-        made. Other samplers are called only then.
+        OpenTelemetry's own samplers decide only by the trace ID, so they will decide the same when the span is created.
+        Other samplers are called only when the span is created.
         """
         sampler = self._provider.sampler
         parent = trace.get_current_span(caller).get_span_context()
@@ -128,7 +128,7 @@ class Traces:
 
 
 class _TraceIds(RandomIdGenerator):
-    """Gives a trace the ID that the sampler has seen; used by one thread."""
+    """Gives a trace the ID that the sampler has already decided on. For use in one thread."""
 
     def __init__(self) -> None:
         self._trace_id = super().generate_trace_id()
@@ -165,6 +165,6 @@ def _resource() -> Resource:
     named = Resource.create(own)
     if str(named.attributes[SERVICE_NAME]).startswith(
         "unknown_service"
-    ):  # the environment names no service
+    ):  # the environment does not name the service
         return Resource.create({**own, SERVICE_NAME: SERVER_NAME})
     return named
