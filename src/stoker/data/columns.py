@@ -9,11 +9,11 @@ float64    float64, null = missing     tf.float64, NaN = missing (wide whole num
 string     string, no nulls            tf.string, "" = missing
 image      binary, no nulls            tf.string: the encoded bytes of an image
 
-A column of vectors holds `length` numbers or strings in every record: in a shard a fixed-size list
-of the type above, never null itself; as a tensor [batch, length].
+A column of vectors holds `length` numbers or strings in every record: in a shard, a fixed-size list
+of the type above, which is never null; as a tensor, [batch, length].
 
-A column of lists of varying length (`length` is `VARYING`) holds any number of them: in a shard a
-list of the type above, never null itself (a missing list is an empty one); as a tensor [batch,
+A column of lists of varying length (`length` is `VARYING`) holds any number of values: in a shard, a
+list of the type above, which is never null (a missing list is stored as an empty list); as a tensor, [batch,
 longest list of the batch], where shorter lists are filled with `PADDING`, a missing value. So missing
 values at the end of a list cannot be told apart from padding: ingest removes them from the lists in a
 shard, and in `preprocessing_fn` the column is a `tf.RaggedTensor` without them.

@@ -16,7 +16,7 @@ from stoker.core.fingerprint import fingerprint
 from stoker.data.columns import Column
 
 MANIFEST = "manifest.json"
-"""Written last: a folder without it is not a dataset."""
+"""File name of the manifest. It is written last: a folder without a manifest is not a dataset."""
 
 BATCH_ROWS = 8192
 """Default number of rows that are read at a time: a few MB for a wide table."""

@@ -319,7 +319,7 @@ def test_a_file_that_is_cut_while_it_is_open_gives_an_error_and_no_crash(
 
     images._engine.decode = cutting  # type: ignore[method-assign]  # replaced for this test
     try:
-        with pytest.raises(DataError, match="the file ends before it"):
+        with pytest.raises(DataError, match="a file that ends before the image does"):
             images.pixels(np.arange(4))
     finally:
         images._engine.decode = cut  # type: ignore[method-assign]  # replaced for this test

@@ -148,7 +148,7 @@ def _bytes_hashes(values: pa.Array) -> Hashes:
 
 
 def _each_digest(values: pa.ChunkedArray) -> Hashes:
-    """Return a digest of each image, computed for each without a copy, because images rarely repeat: [rows]."""
+    """Return a digest of each image: [rows]. Images rarely repeat, so each is hashed; its bytes are not copied."""
     found = (_digest(value.as_buffer() or b"") for chunk in values.chunks for value in chunk)
     return np.fromiter(found, np.uint64, len(values))
 

@@ -62,7 +62,7 @@ class Faults:
         elif odd:
             hint = f"Fix them; or set {as_lists(odd.column)} to read lists of any length; or"
         raise DataError(
-            f"all records but {allowed} (data.max_bad_rows) must be readable; "
+            f"at most {allowed} records may be bad (data.max_bad_rows); "
             f"bad records: {'; '.join(map(_text, first))}{rest}",
             got=Plain(f"{self.count:,} bad record{'s' if self.count > 1 else ''}"),
             fix=f"{hint} leave them out with --set data.max_bad_rows={self.count}.",

@@ -168,7 +168,7 @@ class _Feature:
     """One value per row that may decide a label."""
 
     column: str
-    """The raw column that it belongs to."""
+    """Name of the raw column that holds the value."""
 
     element: int | None = None
     """Its index in the vectors or lists of that column; None: the whole value, or the list's length."""

@@ -119,7 +119,9 @@ def _rows(request: Request) -> int:
     sizes = {values.shape[:1] for values in request.values()}
     if len(sizes) > 1 or () in sizes:
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in request.items())
-        raise DataError("all inputs of a request must have the same number of rows", got=Plain(shapes))
+        raise DataError(
+            "all inputs of a request must have the same number of rows", got=Plain(shapes)
+        )
     return sizes.pop()[0] if sizes else 1
 
 

@@ -24,7 +24,8 @@ CHANCE = 4.0
 """Number of standard deviations that count as chance; chance exceeds them in one of 16,000 cases."""
 
 MIN_DIFFERENCE = 0.05
-"""Minimum difference that is reported, relative to the smaller of the share and its rest: 20 % against 19 %."""
+"""Minimum difference between an actual and an expected share that is reported, relative to the expected share (or to
+1 minus this share, if that is smaller): for 20 %, it is 1 %."""
 
 NEARLY_DISTINCT = 0.9
 """If at least this share of the rows is distinct, copies are not normal."""

@@ -121,7 +121,9 @@ _MISSING = {
     ),
     "bucketize_per_key": "Use bucketize over all rows, and return the key as a separate feature.",
     "count_per_key": "Counts for each value are in the analysis stage: statistics.json.",
-    **dict.fromkeys(("sum", "size"), "Use mean for the mean; the counts are in statistics.json."),
+    **dict.fromkeys(
+        ("sum", "size"), "Use mean, and the counts of rows and values in statistics.json."
+    ),
     **dict.fromkeys(
         ("histogram", "estimated_probability_density", "covariance", "pca"),
         "Histograms are in the analysis stage: statistics.json and report.html.",

@@ -298,7 +298,9 @@ class _FunctionBody:
         if any(
             any(_nan_checked_arguments(self._functions[name], self._functions)) for name in inner
         ):
-            return inputs_of_node  # a branch or loop: it is not known which of its inputs are checked
+            return (
+                inputs_of_node  # a branch or loop: it is not known which of its inputs are checked
+            )
         return []
 
     def _origin(self, name: str) -> set[str]:

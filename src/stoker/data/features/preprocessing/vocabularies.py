@@ -27,7 +27,7 @@ _OF_VOCABULARIES = {
     **dict.fromkeys(("use_adjusted_mutual_info", "fingerprint_shuffle", "store_frequency"), False),
     **dict.fromkeys(("file_format", "name"), IGNORED),
 }
-"""Arguments that TensorFlow Transform's vocabularies also have; here as there, all are keyword arguments."""
+"""Further arguments of TensorFlow Transform's vocabularies; see `accepts`. All are keyword-only, as in the original."""
 
 
 @accepts(**_OF_VOCABULARIES)

@@ -60,7 +60,7 @@ REASONS = {
     Status.OTHER_SIZE: "an image of a different size than ingest found",
     Status.NO_MEMORY: "too little memory for the image",
 }
-"""Status -> what the error says was received."""
+"""Status -> what was received, for the error message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -186,8 +186,7 @@ def _clipped(pixels: tf.Tensor) -> tf.Tensor:
 
 
 class ImageRows:
-    """Raw columns of records with images. All columns but the images are kept in memory.
-    """
+    """Raw columns of records with images. All columns but the images are kept in memory."""
 
     whole_calls = False
 

@@ -161,8 +161,8 @@ class ServiceFeed:
     def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
         """Open a dataset with one batch for each step of the calls, even if a worker is killed.
 
-        If records are lost with a worker, the next epoch begins earlier; the last epoch is followed by another
-        one, which provides the missing batches.
+        If records are lost with a worker, the next epoch begins earlier. After the last epoch, the missing batches
+        are taken from one more epoch.
         """
         epochs = calls.epochs
         steps = len(epochs) * self.steps(calls.batch_size)

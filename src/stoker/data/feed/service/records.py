@@ -37,7 +37,7 @@ from stoker.data.ingest.image_store import encoded_image
 from stoker.telemetry.writers.tensorboard import framed
 
 MANIFEST = "records.json"
-"""Written last: a folder without it is not a copy."""
+"""File name of the manifest. It is written last: a folder without a manifest is not a copy."""
 
 FILES = 256
 """Number of files of a copy: many, because the files that a killed worker was reading are lost; but not

@@ -1,8 +1,8 @@
 """The shuffled order of a table: a pure function of (seed, epoch).
 
-An epoch is a sequence of windows. A window holds one of each few neighboring row groups, so it is a sample of
-the whole table even if the table is sorted. The rows of a window are permuted together. A table that fits
-into one window has exactly the order of `order.shuffled_indices`.
+An epoch is a sequence of windows, which are sets of row groups. Neighboring row groups are in different windows,
+so each window is a sample of the whole table, even if the table is sorted. The rows of a window are permuted
+together. A table that fits into one window has exactly the order of `order.shuffled_indices`.
 """
 
 from __future__ import annotations

@@ -97,9 +97,7 @@ def _as_vectors(counts: Mapping[int, int]) -> str:
     odd = total - records
     if length == 0 or odd > MAX_ODD_SHARE * total:
         return ""
-    return (
-        f", or data.max_bad_rows: {odd} to leave out {odd:,} records and read vectors of length {length}"
-    )
+    return f", or data.max_bad_rows: {odd} to leave out {odd:,} records and read vectors of length {length}"
 
 
 def list_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells]) -> Cells:

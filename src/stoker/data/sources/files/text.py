@@ -71,6 +71,7 @@ class EndMarked(io.RawIOBase):
 
     If a quote is never closed, Arrow reads everything up to the end of the file as one value, and reports no
     error. Then the additional line is part of that value, so the missing line shows the error.
+
     PyArrow raises an error if a record with too few or too many fields is not UTF-8. So each byte that is not
     part of a UTF-8 character, and each NUL, is replaced by a NUL and two hexadecimal digits.
     """

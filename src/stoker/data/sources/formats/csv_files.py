@@ -359,6 +359,8 @@ def _two_kinds(name: str, seen: dict[str, str]) -> DataError:
 def _endless_record(file: SourceFile, row: int) -> DataError:
     return DataError(
         f"every record of {file.location} must end within {BLOCK_BYTES >> 20} MiB",
-        got=Plain(f"a quote that is never closed, or a longer record, at row {row} or soon after it"),
+        got=Plain(
+            f"a quote that is never closed, or a longer record, at row {row} or soon after it"
+        ),
         fix='Close the quote; a quote inside a quoted value is written twice ("").',
     )

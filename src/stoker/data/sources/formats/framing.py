@@ -6,9 +6,9 @@ its first bytes, not by its name.
 
 TensorFlow crashes on a damaged header that says 64 GiB, and accepts a file that is truncated inside its last
 header as complete. Here, each fault becomes a `Damage` with the record's number and position, and reading
-continues after it. If the checksum of the length is right, the length gives the next record. Otherwise, the next
-position is searched at which both checksums of a record are right; by chance, this happens at one in 2^64
-positions.
+continues after it. If the checksum of the length is right, the next record is found by the length. Otherwise, the
+file is searched for the next position at which both checksums of a record are right; by chance, this happens at one
+in 2^64 positions.
 
 Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/lib/hash/crc32c.h (the mask); RFC
 3720, B.4 (CRC32C).

@@ -126,7 +126,7 @@ def _head_is_decodable(
             strict=True,
         )
     except ValueError as error:
-        # The error is libjpeg's last message: if it is that of missing coded data, there was no error before.
+        # The error has libjpeg's last message. If this is the message about missing coded data, nothing else is wrong.
         return any(text in str(error) for text in _NO_CODED_DATA)
     return False
 

@@ -360,7 +360,5 @@ def _foreign(data: bytes) -> str:
         return f"is an AVIF, HEIC or video; {_READ}"
     if data.lstrip()[:1] == b"<":
         return f"is a web page or XML; {_READ}"
-    kind = next(
-        (kind for magic, kind in _OTHERS if data.startswith(magic)), "of an unknown format"
-    )
+    kind = next((kind for magic, kind in _OTHERS if data.startswith(magic)), "of an unknown format")
     return f"is {kind}; {_READ}"

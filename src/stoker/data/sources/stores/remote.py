@@ -94,7 +94,7 @@ class Bucket:
 
     @contextlib.contextmanager
     def opened(self, file: SourceFile) -> Iterator[Path]:
-        """Provide the file's entry in the cache, which stays until the block ends; the next files are downloaded meanwhile."""
+        """Provide the file's entry in the cache until the end of the `with` block; download the next files meanwhile."""
         self._prefetch_from(self._positions.get(file.name, 0) + 1)
         with contextlib.ExitStack() as held:
             try:

@@ -64,8 +64,7 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         r"ACCESS_DENIED|PERMISSION_DENIED|HTTP (?:status|response code:) 403",
         "access denied (403)",
-        "Check that the credentials have not expired, and allow to list and read. Run the command again; files "
-        "that were downloaded are kept.",
+        "Check that the credentials have not expired, and allow to list and read; downloaded files are kept.",
     ),
     (
         # For a request without a body, S3 reports nothing more specific.
@@ -210,7 +209,7 @@ class _Reading:
         return data
 
     def check_etag(self, system: fs.FileSystem) -> None:
-        """Check that S3 still has the version that was opened; GCS has no ETag, so nothing is checked."""
+        """Check that S3 still has the version that was opened; for GCS, `Store.pieces` checks it."""
         if self._etag is not None and _etag(self._open(system)) != self._etag:
             raise ChangedMeanwhile
 
