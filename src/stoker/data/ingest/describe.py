@@ -55,7 +55,7 @@ class SourceDescription:
     """Class -> number of files, for a folder of images; else empty."""
 
     assumptions: tuple[Assumption, ...] = ()
-    """What was assumed about how to read columns, and the user should know."""
+    """Assumptions about how columns are read; the user is warned about them."""
 
 
 def describe_source(config: IngestConfig) -> SourceDescription:

@@ -90,7 +90,7 @@ and another for each thread that writes: with three splits and two threads, 320 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardOutput:
-    """The location and format of the shards of all splits."""
+    """Where and how the shards of all splits are written."""
 
     root: Path
     """The dataset's folder."""

@@ -86,7 +86,7 @@ class Block:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assumption:
-    """What was assumed about how a column is read; the user is warned."""
+    """An assumption about how a column is read; the user is warned about it."""
 
     column: str
     """Name of the column."""
@@ -118,7 +118,7 @@ class Scan:
     """The kind of value in each column, if the values in the records have kinds (TFRecord, JSON Lines)."""
 
     assumptions: tuple[Assumption, ...] = ()
-    """What was assumed about how to read columns, and the user should know."""
+    """Assumptions about how columns are read; the user is warned about them."""
 
 
 Content = Callable[[pa.Table, Sequence[Column]], NDArray[np.uint64]]

@@ -36,7 +36,7 @@ class ByteFeatures:
                 raise ConfigError(
                     f"train.feed.uint8 must name features of the dataset, not {name!r}",
                     got=Plain(", ".join(types)),
-                    fix="Use the names of these features.",
+                    fix="Use only names from this list.",
                 )
             possible = ("float", "int", "uint") if form == "x" else "float"
             if not types[name].startswith(possible):

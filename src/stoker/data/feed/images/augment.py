@@ -1,9 +1,9 @@
 """Augmentation without state: a pure function of (seed, epoch, index).
 
 For each image, a box and a flip are computed, which the decoder applies while it decodes; and three factors
-for color jitter, which `image_feed.jitter_colors` applies to the uint8 batch inside the compiled step. There,
-every decoding engine has the same color jitter, it is fused with the cast, and an accelerator does it without
-CPU time.
+for color jitter, which `image_feed.jitter_colors` applies to the uint8 batch inside the compiled step. So color
+jitter does not depend on the decoding engine, is fused with the cast, and needs no CPU time if the step runs on an
+accelerator.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ from stoker.data.ingest.image_store import raw_bytes
 
 
 class _Output(ctypes.Structure):
-    """`struct output` in decode.c."""
+    """The result's size and form, with the fields of `struct output` in decode.c."""
 
     _fields_ = (
         ("pixels", ctypes.c_void_p),

@@ -269,7 +269,7 @@ class ColumnTyping:
         return column
 
     def assumed(self, column: Column) -> Assumption | None:
-        """Return what was assumed about the column and the user should know; None without an assumption."""
+        """Return the assumption about the column of which the user must be warned; None if there is none."""
         return None if self.varies else assumed_of_lists(column, self.lengths)
 
     def typed(self, values: pa.Array, *, how: Reading, wide: bool, missing: pa.Array) -> Cells:

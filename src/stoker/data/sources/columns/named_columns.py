@@ -186,7 +186,7 @@ class LearnedColumn:
                     typed.tally.keep(clean(values.flat).values)
 
     def assumed(self, settled: NamedColumn) -> Assumption | None:
-        """Return what was assumed about the column and the user should know; None without an assumption."""
+        """Return the assumption about the column of which the user must be warned; None if there is none."""
         if settled.column.is_ragged:
             counts: Counter[int] = Counter()
             for (_, count), records in self.lengths.items():

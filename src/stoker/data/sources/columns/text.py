@@ -171,7 +171,7 @@ class Tally:
 
 
 def assumed_of(name: str, how: Reading, tally: Tally) -> Assumption | None:
-    """Return what was assumed about a column that is not in `data.types`; None if the user need not know."""
+    """Return the assumption about a column that is not in `data.types`; None if the user need not be warned."""
     if how != "string":
         return None
     if tally.ints > NUMBER_SHARE * tally.present > 0:

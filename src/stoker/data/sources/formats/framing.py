@@ -87,7 +87,7 @@ MAX_RECORD_BYTES = 256 << 20
 """Maximum length of a record, bytes; for a larger length, no memory is allocated."""
 
 BLOCK_BYTES = 16 << 20
-"""Amount of records that are returned at a time, bytes; a single record may be longer."""
+"""Size of the records that are returned at a time, bytes; a single record may be longer."""
 
 BLOCK_RECORDS = 8192
 """Maximum number of records returned at a time."""

@@ -2,6 +2,7 @@
 
 Animated WebP images are refused, here and in the exported graph: TensorFlow 2.21 does not decode a frame of an
 animated WebP without alpha, and with channels=0 it writes past the end of its buffer.
+
 In the exported graph, `data/features/image_decoding.py` reads the same Exif bytes by the same rules.
 
 Source: ITU-T T.81, annex B (JPEG); Exif 2.32 (CIPA DC-008), 4.5.4 and 4.6.4; TIFF 6.0, section 2; PNG
