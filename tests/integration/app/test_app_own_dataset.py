@@ -426,7 +426,7 @@ PLAIN = "return made.batch(32)"
             "must return 'inputs' with a known number of dimensions",
         ),
         (PLAIN, PLAIN + ".map(lambda x, y: (tf.complex(x['numbers'], 1.0), y))", "complex64"),
-        (PLAIN, PLAIN + ".map(lambda x, y: (x, y, x['numbers']))", "one float a record"),
+        (PLAIN, PLAIN + ".map(lambda x, y: (x, y, x['numbers']))", "one float per record"),
         (PLAIN, PLAIN + ".map(lambda x, y: (x, y[:3]))", "batch 1 of 'train'"),
         (PLAIN, PLAIN + ".repeat()", "must end, because an epoch is one pass"),
         (PLAIN, PLAIN + ".take(len(split) - 4)", "split 'eval', must hold at least one record"),

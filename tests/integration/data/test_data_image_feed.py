@@ -297,7 +297,7 @@ def test_a_shard_that_is_cut_replaced_or_gone_while_it_is_read_is_named(
     with pytest.raises(DataError, match=rf"{path} must be {len(whole)} bytes long"):
         images.pixels(rows)
     path.write_bytes(bytes(len(whole)))
-    with pytest.raises(DataError, match=r"and 7 more of this batch"):
+    with pytest.raises(DataError, match=r"and 7 more in this batch"):
         images.pixels(rows)
     path.unlink()
     with pytest.raises(DataError, match=r"must be readable.*No such file"):

@@ -435,7 +435,7 @@ def test_a_file_that_changes_between_epochs_is_named(
 
 @pytest.mark.parametrize("wrong", ["nowhere", "127.0.0.1:", ":5050", "http://h:1/x", "h:70000"])
 def test_an_address_that_is_none_is_refused(wrong: str) -> None:
-    with pytest.raises(ConfigError, match="named by host:port"):
+    with pytest.raises(ConfigError, match="must be host:port"):
         ServiceConfig(address=wrong)
 
 

@@ -119,7 +119,7 @@ FAULTS: dict[str, tuple[bytes, list[int], int, str]] = {
         replaced(7, crafted(64 << 30) + FRAMES[7][HEADER:]),
         but(7),
         8,
-        "its length is wrong: 68,719,476,752 bytes",
+        "of 68,719,476,752 bytes are left",
     ),
     "length beyond 2^63 with a right checksum": (
         replaced(7, crafted(2**64 - 1)),
@@ -321,7 +321,7 @@ def test_a_feature_that_one_file_lacks_is_named_with_the_file(tmp_path: Path) ->
     other.features.feature["term"].bytes_list.value.append(b"x")
     write(tmp_path, framed(other.SerializeToString()), "b.tfrecord")
 
-    with pytest.raises(DataError, match=r"b\.tfrecord .*no 'vector', 'word' and besides 'term'"):
+    with pytest.raises(DataError, match=r"b\.tfrecord .*no 'vector', 'word' and additional 'term'"):
         ids(tmp_path, tmp_path, max_bad_rows=1000)
 
 

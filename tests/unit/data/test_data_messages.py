@@ -63,7 +63,11 @@ SOME_BYTES = parquet("bytes.parquet", x=pa.array([b"a%d" % n for n in range(20)]
         ),
         (text("data.csv", "a,label\n"), {}, "must hold at least one record. Received: none"),
         (EMPTY_LISTS, {}, "must hold at least one record. Received: none"),
-        (SOME_BYTES, {}, r"column 'x' of bytes .* no image in any record.*\{x: string\} if it is"),
+        (
+            SOME_BYTES,
+            {},
+            r"column 'x' of bytes .* no image in any record.*\{x: string\} if it holds",
+        ),
         (text("a.jsonl", NUMBERS), {}, r"row 4, column 'a': -1\.8e308 or more does not fit"),
         (images, {"types": {"label": "int"}}, "types must be left out for a folder of images"),
         (

@@ -336,7 +336,7 @@ def test_reordered_columns_are_put_in_the_order_of_the_first_file(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("header", "parts"),
-    [("x", ["no 'y'"]), ("x,y,z", ["besides 'z'"]), ("x,why", ["no 'y'", "besides 'why'"])],
+    [("x", ["no 'y'"]), ("x,y,z", ["additional 'z'"]), ("x,why", ["no 'y'", "additional 'why'"])],
 )
 def test_missing_extra_and_renamed_columns_are_listed_with_the_file(
     tmp_path: Path, header: str, parts: list[str]

@@ -91,7 +91,9 @@ def test_lists_of_one_length_vary_where_the_configuration_says_so(tmp_path: Path
 
     assert scan.columns == (column("int64", length=VARYING),)
     assert values(blocks) == [[5], [6], [], [7]]
-    with pytest.raises(ConfigError, match=r"data\.columns\.lists must name columns of lists"):
+    with pytest.raises(
+        ConfigError, match=r"data\.columns\.lists must name columns that hold lists"
+    ):
         read(tmp_path, lines(5, 6), columns=lists)
     with pytest.raises(ConfigError, match=r"data\.columns\.lists must name columns of the data"):
         read(tmp_path, lines([5]), columns=ColumnsConfig(lists=("y",)))
@@ -265,7 +267,7 @@ def test_a_key_that_one_file_lacks_is_named_with_the_file(tmp_path: Path) -> Non
     (tmp_path / "b.jsonl").write_text('{"x": 1, "z": 2}\n')
     opened = open_source(IngestConfig(source=str(tmp_path)), labels=())
 
-    with pytest.raises(DataError, match=r"b\.jsonl .*no 'y' and besides 'z'"):
+    with pytest.raises(DataError, match=r"b\.jsonl .*no 'y' and additional 'z'"):
         opened.scan(silent)
 
 

@@ -181,7 +181,7 @@ def test_a_file_with_other_columns_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"x": [1], "y": [2]}, "a.parquet")
     write(tmp_path, {"x": [1], "z": [2]}, "b.parquet")
 
-    with pytest.raises(DataError, match=r"b\.parquet .*no 'y' and besides 'z'"):
+    with pytest.raises(DataError, match=r"b\.parquet .*no 'y' and additional 'z'"):
         read(tmp_path)
 
 
