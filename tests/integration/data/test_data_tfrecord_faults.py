@@ -119,7 +119,7 @@ FAULTS: dict[str, tuple[bytes, list[int], int, str]] = {
         replaced(7, crafted(64 << 30) + FRAMES[7][HEADER:]),
         but(7),
         8,
-        "of 68,719,476,752 bytes are left",
+        "its length is wrong: 68,719,476,752 bytes",
     ),
     "length beyond 2^63 with a right checksum": (
         replaced(7, crafted(2**64 - 1)),

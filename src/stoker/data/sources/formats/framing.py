@@ -247,7 +247,7 @@ class _Reader:
             return ""
         left = self._size - buffer.offset if self._unpacked is None else buffer.left
         return (
-            f"the record is truncated, or its length is wrong: only {left:,} of {size:,} bytes are left "
+            f"the record is truncated, or its length is wrong: {size:,} bytes, but only {left:,} are left "
             "in the file"
         )
 
