@@ -1,6 +1,6 @@
-"""The type of one column of raw data, used everywhere in the room `data`.
+"""The type of one column of raw data, used everywhere in the package `data`.
 
-The form of a missing value everywhere (shards, `preprocessing_fn`, the serving signature):
+The form of values and of missing values everywhere (shards, `preprocessing_fn`, the serving signature):
 
 dtype      in a shard (Arrow)          as a tensor, shape [batch]
 int64      int64, no nulls             tf.int64, never missing
@@ -9,14 +9,14 @@ float64    float64, null = missing     tf.float64, NaN = missing (wide whole num
 string     string, no nulls            tf.string, "" = missing
 image      binary, no nulls            tf.string: the encoded bytes of an image
 
-A column of vectors holds `length` numbers or strings in every record: in a shard a fixed-size list
-of the type above, never null itself; as a tensor [batch, length].
+A column of vectors holds `length` numbers or strings in every record: in a shard, a fixed-size list
+of the type above, which is never null; as a tensor, [batch, length].
 
-A column of lists of varying length (`length` is `VARYING`) holds any number of them: in a shard a
-list of the type above, never null itself (a missing list is an empty one); as a tensor [batch,
-longest list of the batch], where `PADDING`, a missing value, follows shorter lists. So missing values
-at the end of a list count for nothing: no list in a shard ends with one, and in `preprocessing_fn`
-the column is a `tf.RaggedTensor` without them.
+A column of lists of varying length (`length` is `VARYING`) holds any number of values: in a shard, a
+list of the type above, which is never null (a missing list is stored as an empty list); as a tensor, [batch,
+longest list of the batch], where shorter lists are filled with `PADDING`, a missing value. So missing
+values at the end of a list cannot be told apart from padding: ingest removes them from the lists in a
+shard, and in `preprocessing_fn` the column is a `tf.RaggedTensor` without them.
 """
 
 from __future__ import annotations
@@ -41,10 +41,10 @@ ARROW_TYPES: dict[str, pa.DataType] = {
 """Dtype -> its type in a shard."""
 
 VARYING = 0
-"""The `length` of a column of lists of varying length."""
+"""Value of `Column.length` for lists of varying length."""
 
 PADDING: dict[str, Any] = {"int64": -(2**63), "float32": float("nan"), "string": b""}
-"""Dtype -> the padding after a list that is shorter than others in its batch."""
+"""Dtype -> the value that fills a list up to the longest list of its batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,19 +55,19 @@ class Column:
     """The column's name, exactly as in the header."""
 
     dtype: Dtype
-    """Its type; the module's table shows its forms."""
+    """Type of its values; the table at the top of this module shows how they are stored."""
 
     whole: bool = False
     """True for float columns that hold only whole numbers (an integer column with gaps): such a
     column arrives in a serialized `tf.train.Example` as an `int64_list`."""
 
     length: int | None = None
-    """Number of values of each record; None for a single value, `VARYING` if each record has
-    its own number. Images have none."""
+    """Number of values in each record; None for a single value, `VARYING` if records have different
+    numbers of values. Always None for images."""
 
     @property
     def is_ragged(self) -> bool:
-        """Whether it holds lists of varying length."""
+        """Whether the column holds lists of varying length."""
         return self.length == VARYING
 
     @property
@@ -77,13 +77,13 @@ class Column:
 
     @property
     def arrow_type(self) -> pa.DataType:
-        """Its type in a shard."""
+        """The column's Arrow type in a shard."""
         item = ARROW_TYPES[self.dtype]
         return item if self.length is None else pa.list_(item, self.length or -1)
 
     @property
     def tensor_dtype(self) -> str:
-        """TensorFlow's name of its tensor's dtype, for `tf.as_dtype`."""
+        """The dtype of the column's tensor, as a name that `tf.as_dtype` accepts."""
         return "string" if self.dtype == "image" else self.dtype
 
 
@@ -111,7 +111,7 @@ def to_numpy(column: Column, values: pa.Array | pa.ChunkedArray) -> NDArray[Any]
 
 
 def list_lengths(column: Column, padded: NDArray[Any]) -> NDArray[np.int64]:
-    """The length of each list without the missing values at its end.
+    """Return the length of each list, without the missing values at its end.
 
     Args:
         column: Lists of varying length.

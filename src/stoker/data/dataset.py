@@ -1,4 +1,4 @@
-"""The dataset: shards, and the manifest by which they are checked."""
+"""The dataset: shards, and the manifest with their lengths and hashes."""
 
 from __future__ import annotations
 
@@ -16,16 +16,16 @@ from stoker.core.fingerprint import fingerprint
 from stoker.data.columns import Column
 
 MANIFEST = "manifest.json"
-"""Written last: a folder without it is not a dataset."""
+"""File name of the manifest. It is written last: a folder without a manifest is not a dataset."""
 
 BATCH_ROWS = 8192
-"""Default number of rows that are read at a time: some MB for a wide table."""
+"""Default number of rows that are read at a time: a few MB for a wide table."""
 
 SAMPLE = "sample.parquet"
 """File with the training split's first records."""
 
 SAMPLE_ROWS = 17
-"""Number of records in it: small, and unlikely to equal a dimension of a shape."""
+"""Number of records in the sample: small, and unlikely to equal a dimension of a shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class Shard:
     """Relative to the dataset's folder, e.g. `train/shard-00000.parquet`."""
 
     rows: int
-    """Records in it."""
+    """Number of records in the shard."""
 
     size_bytes: int
     """Length of the file, bytes."""
@@ -65,10 +65,10 @@ class ImageShape:
     """1 (gray) or 3 (RGB)."""
 
     fit: Literal["stretch", "crop"] = "stretch"
-    """Whether the whole image or its middle is used, see `data.images.fit`."""
+    """Whether the whole image or only its middle is used; see the setting `data.images.fit`."""
 
     crop: float = 0.875
-    """Share of the largest middle box that `fit: crop` uses, by its sides."""
+    """Side of the box that `fit: crop` cuts out, relative to the largest box in the image's middle."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,13 +79,13 @@ class BadRow:
     """The source file."""
 
     row: int
-    """1-based record number in that file, the header not counted; 1 for an image."""
+    """Record number in that file, counted from 1 without the header; 1 for an image."""
 
     column: str
-    """The column with the error; "" if it is the whole row."""
+    """The column with the error; "" if the whole row is bad."""
 
     reason: str
-    """What is wrong with it."""
+    """What is wrong with the value or row."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,14 +98,14 @@ class Dataset:
         splits: Split name -> its shards, in reading order.
         column_hashes: Split -> column name -> SHA-256 of that column's values and type, so that a
             stage can depend on just the columns that it reads.
-        image: How images are brought to one shape; None for tables.
+        image: The shape that all images are converted to; None for tables.
         image_store: How the training split's images are stored, and why, in one line; None for
             tables.
         bad_rows: The records that were left out (at most `data.max_bad_rows`).
         copies_dropped: Copies of records that were left out (`data.duplicates: drop`).
-        warnings: What ingest assumed about the source, or found doubtful: a line each.
-        sample: The training split's first records, on which a transform is tested; None: they are
-            read from its first shard.
+        warnings: What ingest assumed about the source, or found doubtful; one line for each.
+        sample: File with the training split's first records, on which a transform is tested; None:
+            they are read from the split's first shard.
     """
 
     root: Path
@@ -121,11 +121,11 @@ class Dataset:
 
     @property
     def fingerprint(self) -> str:
-        """Equal for equal rows in equal splits and order, whatever the folder is."""
+        """Hash of rows, splits and order; it does not depend on the folder."""
         return self.fingerprint_of([column.name for column in self.columns])
 
     def fingerprint_of(self, names: Sequence[str]) -> str:
-        """The same for some of the columns."""
+        """Fingerprint of the named columns only."""
         return fingerprint(
             {
                 split: {name: hashes[name] for name in sorted(names) if name in hashes}
@@ -173,9 +173,9 @@ class Dataset:
         Args:
             split: Name of the split.
             columns: Names of the columns to read; all by default.
-            rows: Most records in one batch.
+            rows: Maximum number of records in a batch.
             whole: False checks only the file's length and the checksums of the pages that are
-                read: for few columns next to large images.
+                read; this is faster if a few columns are read from shards with large images.
 
         Raises:
             DataError: a shard is missing, truncated or changed; the error names it.
@@ -194,10 +194,10 @@ class Dataset:
                 )
 
     def first_rows(self, columns: Sequence[str]) -> pa.RecordBatch:
-        """The training split's first `SAMPLE_ROWS` records at most, from the sample if it exists.
+        """Return at most the first `SAMPLE_ROWS` training records, from the sample if it exists.
 
         Raises:
-            DataError: the file to read is missing, truncated or changed; or the split is empty.
+            DataError: the file to read is missing, truncated or changed, or the split is empty.
         """
         found = next(self._first_batches(columns), None)
         if found is None:
@@ -211,7 +211,7 @@ class Dataset:
         return _read_shard(self.root / self.sample.file, columns, SAMPLE_ROWS)
 
     def table(self, split: str, *, columns: Sequence[str] | None = None) -> pa.Table:
-        """Read a whole split into memory, checked as in `batches`."""
+        """Read a whole split into memory, with the checks of `batches`."""
         names = [column.name for column in self.columns] if columns is None else list(columns)
         batches = list(self.batches(split, columns=names))
         if not batches:
@@ -236,11 +236,11 @@ def verify_shard(root: Path, shard: Shard) -> None:
         )
 
 
-_MAKE_AGAIN = "Run `stoker ingest` again: it writes the shard again from the source."
+_MAKE_AGAIN = "Run `stoker ingest` again; it writes the shard again from the source."
 
 
 def verify_length(root: Path, shard: Shard) -> None:
-    """Check that one shard exists, and its length.
+    """Check that one shard exists and has the length in its manifest.
 
     Raises:
         DataError: the shard is missing or truncated.
@@ -260,8 +260,8 @@ def verify_length(root: Path, shard: Shard) -> None:
 def verify_once(root: Path, shard: Shard) -> None:
     """Check a shard, unless this process has checked it since the file was last written.
 
-    For consecutive stages that each read a part of the shards; page checksums are verified
-    every time.
+    Consecutive stages that read the same shards hash them only once. The page checksums are checked at
+    every read.
 
     Raises:
         DataError: the shard is missing, truncated or changed.
@@ -280,11 +280,11 @@ _verified: set[tuple[tuple[object, ...] | None, str]] = set()
 """Status and hash of files that passed `verify_once`."""
 
 _MAX_VERIFIED = 100_000
-"""Most files that are remembered."""
+"""Maximum number of files in `_verified`; then it is emptied."""
 
 
 def _status(path: Path) -> tuple[object, ...]:
-    """Status that changes whenever a file is written or replaced."""
+    """Return path, inode, size and times; they change whenever a file is written or replaced."""
     found = path.stat()
     return str(path), found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns
 
@@ -301,7 +301,7 @@ def verify_index(root: Path, shard: Shard) -> None:
     if not path.is_file() or sha256_file(path) != shard.index_sha256:
         raise DataError(
             f"{path} must have the hash in its manifest",
-            got=Plain("other content" if path.is_file() else "no such file"),
+            got=Plain("different content" if path.is_file() else "no such file"),
             fix=_MAKE_AGAIN,
         )
 
@@ -312,7 +312,7 @@ def write_manifest(dataset: Dataset) -> None:
 
 
 def one_shard(path: Path, split: str, *, rows: int, columns: Sequence[Column]) -> Dataset:
-    """Return a Parquet file as a dataset with one split; column hashes are left out."""
+    """Return a dataset of one Parquet file as its only split, without column hashes."""
     shard = Shard(
         file=path.name, rows=rows, size_bytes=path.stat().st_size, sha256=sha256_file(path)
     )
@@ -339,7 +339,7 @@ def load_dataset(root: Path) -> Dataset:
     if dataset.fingerprint != raw["fingerprint"]:
         raise DataError(
             f"{root / MANIFEST} must match its own fingerprint",
-            got=Plain("another fingerprint: the file was changed"),
+            got=Plain("a different fingerprint: the file was changed"),
             fix="Run `stoker ingest` again.",
         )
     return dataset
@@ -353,7 +353,7 @@ def _read_shard(path: Path, columns: Sequence[str] | None, rows: int) -> Iterato
             )
     except (pa.ArrowInvalid, OSError) as error:
         raise DataError(
-            f"shard {path} must be whole Parquet",
+            f"shard {path} must be an undamaged Parquet file",
             got=Plain(str(error).splitlines()[0]),
             fix=_MAKE_AGAIN,
         ) from error

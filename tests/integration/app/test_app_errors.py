@@ -69,7 +69,7 @@ def stoker(*arguments: str) -> int:
             "model.py",
             "return {\n",
             'return {"odd": inputs["age"] - tf.reduce_max(inputs["age"]),\n',
-            "must depend on its own row alone",
+            "must depend only on the same row of the input",
         ),
         ("stoker.yaml", "epochs: 2", "epochs: 99999999999", "train.epochs must be at most"),
         ("stoker.yaml", "name: small", "name: small\nruns: data.csv", "runs folder"),

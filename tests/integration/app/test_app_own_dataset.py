@@ -404,10 +404,10 @@ PLAIN = "return made.batch(32)"
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (PLAIN, PLAIN + ".map(lambda x, y: x)", "must give (features, label) or"),
+        (PLAIN, PLAIN + ".map(lambda x, y: x)", "must return (features, label) or"),
         (PLAIN, PLAIN + ".map(lambda x, y: (x, y, y, y))", "Received: 4 parts"),
-        (PLAIN, "return made", "must give batches"),
-        (PLAIN, PLAIN + ".map(lambda x, y: (x, tf.as_string(y)))", "a label of numbers"),
+        (PLAIN, "return made", "must return batches"),
+        (PLAIN, PLAIN + ".map(lambda x, y: (x, tf.as_string(y)))", "must return numeric labels"),
         (PLAIN, PLAIN + ".map(lambda x, y: ({'a': x}, y))", "a flat dict of tensors"),
         (PLAIN, PLAIN + ".map(lambda x, y: ((x['city'], x['city']), y))", "a flat dict of tensors"),
         (
@@ -423,12 +423,12 @@ PLAIN = "return made.batch(32)"
         (
             PLAIN,
             PLAIN + ".map(lambda x, y: (tf.numpy_function(lambda a: a, [x['city']], tf.int32), y))",
-            "must know how many dimensions 'inputs' has",
+            "must return 'inputs' with a known number of dimensions",
         ),
         (PLAIN, PLAIN + ".map(lambda x, y: (tf.complex(x['numbers'], 1.0), y))", "complex64"),
-        (PLAIN, PLAIN + ".map(lambda x, y: (x, y, x['numbers']))", "one float a record"),
+        (PLAIN, PLAIN + ".map(lambda x, y: (x, y, x['numbers']))", "one float per record"),
         (PLAIN, PLAIN + ".map(lambda x, y: (x, y[:3]))", "batch 1 of 'train'"),
-        (PLAIN, PLAIN + ".repeat()", "must end, so that an epoch is a pass"),
+        (PLAIN, PLAIN + ".repeat()", "must end, because an epoch is one pass"),
         (PLAIN, PLAIN + ".take(len(split) - 4)", "split 'eval', must hold at least one record"),
         (
             PLAIN,
@@ -443,7 +443,7 @@ PLAIN = "return made.batch(32)"
         (
             PLAIN,
             PLAIN + ".map(lambda x, y: (x, tf.ensure_shape(y, [31])))",
-            "must give every batch of 'train'",
+            "must return all batches of 'train'",
         ),
         (
             PLAIN,

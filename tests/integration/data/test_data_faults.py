@@ -210,7 +210,7 @@ def test_copies_that_stay_together_are_never_in_train_and_in_eval(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("header", "named"),
-    [("n", "no 's'"), ("n,s,t", "besides 't'"), ("n,u", "no 's' and besides 'u'")],
+    [("n", "no 's'"), ("n,s,t", "additional 't'"), ("n,u", "no 's' and additional 'u'")],
     ids=["missing", "extra", "renamed"],
 )
 def test_columns_that_differ_between_files_are_listed(

@@ -70,14 +70,14 @@ JPEG = saved(photo(), "JPEG")
 PNG = saved(photo(), "PNG")
 
 BAD = {
-    "half a JPEG": ("jpg", JPEG[: len(JPEG) // 2], "is cut"),
-    "half a PNG": ("png", PNG[: len(PNG) // 2], "is cut"),
-    "half a WebP": ("webp", saved(photo(), "WEBP")[:80], "is cut"),
-    "half a GIF": ("gif", saved(photo(), "GIF")[:900], "is cut"),
+    "half a JPEG": ("jpg", JPEG[: len(JPEG) // 2], "is truncated"),
+    "half a PNG": ("png", PNG[: len(PNG) // 2], "is truncated"),
+    "half a WebP": ("webp", saved(photo(), "WEBP")[:80], "is truncated"),
+    "half a GIF": ("gif", saved(photo(), "GIF")[:900], "is truncated"),
     "a PNG with a flipped bit": ("png", PNG[:60] + bytes([PNG[60] ^ 1]) + PNG[61:], "checksum"),
     "a web page under .jpg": ("jpg", b"<!DOCTYPE html><title>404</title>", "is a web page"),
     "an empty file": ("jpg", b"", "is an empty file"),
-    "text": ("png", b"not an image", "of no format that is known"),
+    "text": ("png", b"not an image", "of an unknown format"),
     "a BMP under .png": ("png", saved(photo(), "BMP"), "is a BMP"),
     "an animated WebP": ("webp", moving("WEBP"), "is an animated WebP"),
     "a PNG bomb": ("png", png_bomb(), "has 20000 x 20000 pixels"),

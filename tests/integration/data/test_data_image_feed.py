@@ -297,7 +297,7 @@ def test_a_shard_that_is_cut_replaced_or_gone_while_it_is_read_is_named(
     with pytest.raises(DataError, match=rf"{path} must be {len(whole)} bytes long"):
         images.pixels(rows)
     path.write_bytes(bytes(len(whole)))
-    with pytest.raises(DataError, match=r"and 7 more of this batch"):
+    with pytest.raises(DataError, match=r"and 7 more in this batch"):
         images.pixels(rows)
     path.unlink()
     with pytest.raises(DataError, match=r"must be readable.*No such file"):
@@ -319,7 +319,7 @@ def test_a_file_that_is_cut_while_it_is_open_gives_an_error_and_no_crash(
 
     images._engine.decode = cutting  # type: ignore[method-assign]  # replaced for this test
     try:
-        with pytest.raises(DataError, match="the file ends before it"):
+        with pytest.raises(DataError, match="a file that ends before the image does"):
             images.pixels(np.arange(4))
     finally:
         images._engine.decode = cut  # type: ignore[method-assign]  # replaced for this test

@@ -151,7 +151,7 @@ def test_folders_are_refused_as_locally(store: StoreServer, tmp_path: Path, buck
     ):
         list_source(config(remote, tmp_path, format="csv"))
     store.put(f"{bucket}/stray.png", b"x")
-    with pytest.raises(DataError, match=r"one sub-folder of images for each class.*stray\.png"):
+    with pytest.raises(DataError, match=r"only a sub-folder of images for each class.*stray\.png"):
         list_source(config(remote, tmp_path))
 
 

@@ -88,8 +88,8 @@ MIDDLE = STARTS[7]
 FAULTS: dict[str, tuple[bytes, list[int], int, str]] = {
     # fault: (the file, the records that are kept, the bad record, the message)
     "cut in the last header": (WHOLE[: LAST + 5], but(59), 60, "ends inside a header, 5 of 12"),
-    "cut in the last payload": (WHOLE[:-10], but(59), 60, "the record is cut"),
-    "cut in the last checksum": (WHOLE[:-1], but(59), 60, "the record is cut"),
+    "cut in the last payload": (WHOLE[:-10], but(59), 60, "the record is truncated"),
+    "cut in the last checksum": (WHOLE[:-1], but(59), 60, "the record is truncated"),
     "bytes after the last record": (WHOLE + b"\0\0\0", but(), 61, "ends inside a header, 3 of 12"),
     "bit flipped in a length": (
         flipped(WHOLE, MIDDLE),
@@ -131,7 +131,7 @@ FAULTS: dict[str, tuple[bytes, list[int], int, str]] = {
         replaced(6, framed(b"\xff junk")),
         but(6),
         7,
-        "it does not parse as a tf.train.Example",
+        "it cannot be parsed as a tf.train.Example",
     ),
     "record without a byte": (
         replaced(6, framed(b"")),
@@ -256,7 +256,9 @@ def test_a_gzip_file_that_is_cut_is_an_error_however_many_bad_rows_are_permitted
     packed = gzip.compress(WHOLE)
     source = write(tmp_path, packed[: int(len(packed) * cut) - 2])
 
-    with pytest.raises(DataError, match=r"must be whole gzip.* a file that is cut"):
+    with pytest.raises(
+        DataError, match=r"must be complete, undamaged gzip.* a file that is truncated"
+    ):
         ids(tmp_path, source, max_bad_rows=1000)
 
 
@@ -319,7 +321,7 @@ def test_a_feature_that_one_file_lacks_is_named_with_the_file(tmp_path: Path) ->
     other.features.feature["term"].bytes_list.value.append(b"x")
     write(tmp_path, framed(other.SerializeToString()), "b.tfrecord")
 
-    with pytest.raises(DataError, match=r"b\.tfrecord .*no 'vector', 'word' and besides 'term'"):
+    with pytest.raises(DataError, match=r"b\.tfrecord .*no 'vector', 'word' and additional 'term'"):
         ids(tmp_path, tmp_path, max_bad_rows=1000)
 
 
@@ -338,11 +340,11 @@ def deviating(index: int, **features: Any) -> bytes:
             "vector",
             "float_list",
             [1.0, 2.0, 3.0],
-            "a vector of length 3 where length 2 is the rule",
+            "a vector of length 3 instead of 2",
         ),
-        ("id", "int64_list", [1, 2], "it holds 2 values where one is the rule"),
-        ("id", "float_list", [1.0], "it holds a float_list where an int64_list is the rule"),
-        ("word", "bytes_list", [b"\xff\x00"], "bytes that are not text where text is the rule"),
+        ("id", "int64_list", [1, 2], "it holds 2 values instead of one"),
+        ("id", "float_list", [1.0], "it holds a float_list instead of an int64_list"),
+        ("word", "bytes_list", [b"\xff\x00"], "bytes that are not text instead of text"),
         ("id", "int64_list", [], "the label is missing"),
     ],
 )
@@ -370,7 +372,7 @@ def test_a_feature_of_many_kinds_is_one_error_with_the_kinds_and_their_counts(
     with pytest.raises(DataError) as caught:
         ids(tmp_path, write(tmp_path, b"".join(odd)), max_bad_rows=3)
 
-    assert "column 'vector' must hold the same in every record" in str(caught.value)
+    assert "column 'vector' must hold the same kind of value in every record" in str(caught.value)
     assert "2 values, each a float_list, in 30 records (first data.tfrecord record 1)" in str(
         caught.value
     )

@@ -405,7 +405,7 @@ def test_damaged_transform_is_refused(built: Transform, tmp_path: Path) -> None:
     shutil.copytree(built.root, copy)
     (copy / "assets" / "company.txt").write_bytes(b"other\n")
 
-    with pytest.raises(DataError, match=r"company\.txt must be what was written"):
+    with pytest.raises(DataError, match=r"company\.txt must not have changed since it was written"):
         load_transform(copy)
 
 

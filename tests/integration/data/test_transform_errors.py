@@ -120,7 +120,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Inputs], Any], str]] = {
         calls_deeper,
         r"must be given a dense tensor of numbers \(.*errors\.py, line @scaler@\)\. Received: string",
     ),
-    "analyzer in a loop": (in_a_loop, r"mean must be called at the top of preprocessing_fn"),
+    "analyzer in a loop": (in_a_loop, r"mean must be called at the top level of preprocessing_fn"),
     "bad vocabulary name": (bad_name, r"plain file name .*Received: '\.\./v'"),
     "same vocabulary name": (same_name, r"vocab_filename must be unique"),
     "own table": (own_table, r"make_and_track_object"),
@@ -137,7 +137,7 @@ FUNCTIONS: dict[str, tuple[Callable[[Inputs], Any], str]] = {
     "fixed batch": (lambda inputs: {"x": tf.zeros([4]) + st.mean(inputs["fare"])}, r"shape \(4,\)"),
     "fewer rows": (
         lambda inputs: {"x": tf.unique(inputs["company"]).y},
-        r"output 'x' of preprocessing_fn must have a row per record.*3 rows for 17 records",
+        r"output 'x' of preprocessing_fn must have one row per record.*3 rows for 17 records",
     ),
     "fails when it runs": (fails_when_it_runs, r"must work on every row of the training split"),
     "no feature": (lambda inputs: {}, r"at least one feature"),
@@ -225,7 +225,7 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         (
             lambda inputs: {"x": inputs["numbers"].to_tensor() * 2.0},
             None,
-            r"'x' .* must have one shape in every batch.*longest list of 'numbers'.*shape=\[None, 20",
+            r"'x' .* must have the same shape in every batch.*longest list of 'numbers'.*shape=\[None, 20",
         ),
         (
             lambda inputs: {"x": tf.reduce_sum(inputs["numbers"], axis=1)},
@@ -385,7 +385,7 @@ def test_of_a_label_only_its_own_pages_are_read(tmp_path: Path) -> None:
         require_known_labels(transform, data, split)
 
     assert [label.classes for label in transform.labels.values()] == [("no", "yes")]
-    with pytest.raises(DataError, match="must be whole Parquet"):
+    with pytest.raises(DataError, match="must be an undamaged Parquet file"):
         list(data.batches("train", columns=["a"], whole=False))
     with pytest.raises(DataError, match="must have the hash in its manifest"):
         list(data.batches("train", columns=["label"]))
@@ -395,7 +395,7 @@ def test_a_function_is_still_tried_on_rows_where_there_is_a_sample(tmp_path: Pat
     source = write_source(tmp_path / "rows.csv")
     data = ingest(IngestConfig(source=str(source)), tmp_path / "data")
 
-    with pytest.raises(ConfigError, match=r"must have a row per record.*7 rows for 17 records"):
+    with pytest.raises(ConfigError, match=r"must have one row per record.*7 rows for 17 records"):
         build_transform(
             data, lambda inputs: {"x": tf.unique(inputs["b"]).y}, tmp_path / "t", label=None
         )

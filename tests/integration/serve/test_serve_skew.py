@@ -174,9 +174,9 @@ def test_what_requests_leave_out_is_found_and_requests_without_rows_are_refused(
 
     assert (found.rows, found.compared) == (400, ("fare", "kind"))
     assert [(one.column, one.kind) for one in found.anomalies] == [("kind", "missing")]
-    with pytest.raises(DataError, match="must hold its rows"):
+    with pytest.raises(DataError, match="must have the same number of rows"):
         compare([{"fare": np.array(2.5)}], analysis)
-    with pytest.raises(DataError, match="as many values of 'place'"):
+    with pytest.raises(DataError, match="the same number of values of 'place'"):
         compare([{"place": np.zeros((1, 2))}, {"place": np.zeros((1, 3))}], analysis)
 
 

@@ -56,10 +56,18 @@ SOME_BYTES = parquet("bytes.parquet", x=pa.array([b"a%d" % n for n in range(20)]
     ("write", "settings", "said"),
     [
         (text("data.csv", LINES), {}, r"must be CSV text.*Received: JSON\..* data\.format: jsonl"),
-        (text("data.csv", f"[\n{LINES}]"), {}, r"Received: a JSON array\. Write one object a line"),
+        (
+            text("data.csv", f"[\n{LINES}]"),
+            {},
+            r"Received: a JSON array\. Write one object per line",
+        ),
         (text("data.csv", "a,label\n"), {}, "must hold at least one record. Received: none"),
         (EMPTY_LISTS, {}, "must hold at least one record. Received: none"),
-        (SOME_BYTES, {}, r"column 'x' of bytes .* no image in any record.*\{x: string\} if it is"),
+        (
+            SOME_BYTES,
+            {},
+            r"column 'x' of bytes .* no image in any record.*\{x: string\} if it holds",
+        ),
         (text("a.jsonl", NUMBERS), {}, r"row 4, column 'a': -1\.8e308 or more does not fit"),
         (images, {"types": {"label": "int"}}, "types must be left out for a folder of images"),
         (
@@ -103,7 +111,7 @@ def test_bytes_that_are_text_are_read_as_text_where_the_user_says_so(tmp_path: P
 def test_images_that_are_all_damaged_are_named_one_by_one(tmp_path: Path) -> None:
     png = cv2.imencode(".png", np.zeros((4, 4, 3), np.uint8))[1].tobytes()
     cut = parquet("cut.parquet", x=pa.array([png[:20]] * 3, pa.binary()))(tmp_path)
-    with pytest.raises(UserError, match=r"row 1, column 'x': the image is cut"):
+    with pytest.raises(UserError, match=r"row 1, column 'x': the image is truncated"):
         ingest(IngestConfig(source=str(cut)), tmp_path / "out")
 
 

@@ -201,8 +201,8 @@ def test_a_missing_list_and_one_of_another_length_are_named(tmp_path: Path) -> N
     assert found == [[1, 2], [4, 5], [9, None], *[[1, 2]] * 16]
     assert faults(blocks) == [
         (2, "x", "the vector is missing"),
-        (3, "x", "a vector of length 1 where length 2 is the rule"),
-        (5, "x", "a vector of length 3 where length 2 is the rule"),
+        (3, "x", "a vector of length 1 instead of 2"),
+        (5, "x", "a vector of length 3 instead of 2"),
     ]
 
 
@@ -275,8 +275,8 @@ def test_both_readings_of_lists_of_which_few_differ_are_named(tmp_path: Path) ->
     scan, _ = read(tmp_path / "a.parquet")
     [assumed] = scan.assumptions
     assert assumed.text.endswith(
-        "data.columns: {lists: ['x']} confirms that; data.max_bad_rows: 2 makes it a vector of "
-        "length 2 without these records"
+        "Set data.columns: {lists: ['x']} to confirm this, or data.max_bad_rows: 2 to leave out 2 records "
+        "and read vectors of length 2"
     )
 
     pq.write_table(pa.table({"x": [[1.0, 2.0]] * 598 + [[1.0]] * 2}), tmp_path / "a.parquet")
@@ -467,7 +467,7 @@ def test_statistics_of_lists_are_those_of_their_values_and_their_lengths(dataset
         a.message
         for a in find_anomalies(statistics, fixed)
         if (a.column, a.kind) == ("l", "length")
-    } == {"it holds lists of varying length, the schema says vectors of length 2"}
+    } == {"it holds lists of varying length, but the schema says vectors of length 2"}
 
 
 def test_another_length_is_an_anomaly(dataset: Dataset, tmp_path: Path) -> None:
@@ -480,7 +480,9 @@ def test_another_length_is_an_anomaly(dataset: Dataset, tmp_path: Path) -> None:
     found = [a for a in find_anomalies(compute_statistics(other), schema) if a.kind == "length"]
 
     assert {(a.column, a.severity) for a in found} == {("f.x", "error")}
-    assert found[0].message == "it holds vectors of length 3, the schema says vectors of length 4"
+    assert (
+        found[0].message == "it holds vectors of length 3, but the schema says vectors of length 4"
+    )
 
 
 def test_vectors_are_packed_as_well_as_single_values(dataset: Dataset) -> None:

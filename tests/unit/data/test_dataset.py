@@ -126,7 +126,7 @@ def test_a_page_that_decays_under_a_right_hash_is_still_found(dataset: Dataset) 
         column_hashes=dataset.column_hashes,
     )
 
-    with pytest.raises(DataError, match="whole Parquet"):
+    with pytest.raises(DataError, match="undamaged Parquet"):
         list(forged.batches("eval"))
 
 

@@ -334,8 +334,8 @@ def test_numbers_that_float32_merges_are_found_and_no_others(tmp_path: Path) -> 
     rounded = {each.column: each.message for each in found if each.kind == "rounded"}
     assert rounded.keys() == {"seconds", "cents"}
     assert rounded["cents"] == (
-        "float32 has 2 values from 12345678.0 to 12345679.0, 1 apart, and stores all numbers as one "
-        "of them (whole numbers lose nothing)"
+        "float32 has 2 values from 12345678.0 to 12345679.0, 1 apart, and rounds every number to one "
+        "of them (whole numbers are not changed)"
     )
 
 

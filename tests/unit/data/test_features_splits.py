@@ -127,7 +127,7 @@ def test_copies_in_a_table_of_distinct_rows_are_one_warning(tmp_path: Path) -> N
     (only,) = [each for each in anomalies if each.kind == "copies"]
     assert "data.duplicates" not in only.message
     assert only.message.endswith(
-        "They differ in 'patient': split by what copies share, or delete them"
+        "The copies differ in 'patient': split by a column in which they are equal, or delete them"
     )
 
 
@@ -148,8 +148,8 @@ def test_shares_and_label_rates_beyond_chance_are_reported(tmp_path: Path) -> No
 
     share = statistics.split_facts["eval"].share
     assert abs(share - 0.2) > 0.05
-    assert f"{share:.1%} of the rows, not 20.0%" in found["split_share"][0].message
-    assert "rows of one 'user' stay together" in found["label_rate"][0].message
+    assert f"{share:.1%} of the rows instead of the 20.0%" in found["split_share"][0].message
+    assert "rows with the same 'user' stay in one split" in found["label_rate"][0].message
     assert len(found["label_rate"]) == len(found["split_share"]) == 1
 
 

@@ -381,7 +381,7 @@ def test_max_bad_rows_permits_and_lists_them_and_keeps_their_neighbors(tmp_path:
     assert ids == set(range(100)) - {49}
     assert load_dataset(tmp_path / "out").bad_rows == (
         BadRow(
-            file="data.csv", row=50, column="", reason="too few fields: 1, where the header has 3"
+            file="data.csv", row=50, column="", reason="too few fields: 1, but the header has 3"
         ),
     )
 
@@ -428,8 +428,8 @@ def test_a_copied_file_is_warned_of(tmp_path: Path, caplog: pytest.LogCaptureFix
 
     [line] = twice.warnings
     assert line.endswith(
-        "part-9.csv is a copy of part-1.csv: its records count twice; "
-        "data.duplicates: drop leaves them out"
+        "part-9.csv is a copy of part-1.csv, so its records count twice; set "
+        "data.duplicates: drop to leave them out"
     )
     assert caplog.messages == [line]
     assert load_dataset(twice.root).warnings == (line,)
@@ -493,7 +493,7 @@ def test_an_unreadable_image_stops_ingest_and_leaves_nothing(tmp_path: Path) -> 
     bad = root / "class 1" / "1.png"
     bad.write_bytes(bad.read_bytes()[:-20])
 
-    fail_naming(IngestConfig(source=str(root)), tmp_path / "out", "class 1/1.png", "is cut")
+    fail_naming(IngestConfig(source=str(root)), tmp_path / "out", "class 1/1.png", "is truncated")
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -113,7 +113,7 @@ def test_300_rows_of_6_kinds_give_no_empty_split(tmp_path: Path) -> None:
             except DataError as error:
                 empty.append(error.line())
 
-    assert any("300 records with copies kept together" in line for line in empty)
+    assert any("300 records with copies kept in one split" in line for line in empty)
     assert any("6 records without 294 copies" in line for line in empty)
     assert all("or set data.duplicates: spread, or" in line for line in empty)
 
@@ -297,7 +297,7 @@ def test_a_killed_ingest_goes_on_with_the_copies_that_it_had_counted(
 
     assert dataset.copies_dropped == undisturbed.copies_dropped
     [warning] = dataset.warnings
-    assert "column 'b' is read as text, and looks like numbers" in warning
+    assert "column 'b' is read as text, but looks like numbers" in warning
     assert files(tmp_path / "killed") == files(tmp_path / "undisturbed")
     assert any(path.stat().st_mtime_ns == mtime_ns for path, mtime_ns in kept.items())
 

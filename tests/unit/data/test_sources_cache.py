@@ -180,7 +180,7 @@ def test_readers_that_hold_all_the_room_are_waited_for(
     monkeypatch.setattr(cache_module, "WAIT_S", 0.1)
     with (
         cache.pinned(wanted("a", 6000), fetch),
-        pytest.raises(BusyError, match=r"6,000 bytes held by readers, 5,000 wanted"),
+        pytest.raises(BusyError, match=r"6,000 bytes in use, and 5,000 bytes needed"),
     ):
         read(cache, wanted("c", 5000), fetch)
 

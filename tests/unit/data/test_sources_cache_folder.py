@@ -39,5 +39,5 @@ def test_a_folder_of_another_user_is_refused(tmp_path: Path) -> None:
         pytest.skip("giving a folder to another user needs root")
     (tmp_path / OWN).mkdir()
     os.chown(tmp_path / OWN, 12345, 12345)
-    with pytest.raises(UserError, match="it belongs to user 12345"):
+    with pytest.raises(UserError, match="a folder of user 12345"):
         cache_folder(IngestConfig(source="s3://b/c"), JOB | {"TMPDIR": str(tmp_path)})

@@ -161,10 +161,10 @@ def test_rows_are_counted_rightly_after_bad_rows_blank_lines_and_quoted_newlines
     _, blocks = read(path, types={"x": "int"}, max_bad_rows=9)
 
     assert faults_of(blocks) == [
-        (2, "", "too few fields: 1, where the header has 2"),
-        (4, "", "too many fields: 3, where the header has 2"),
+        (2, "", "too few fields: 1, but the header has 2"),
+        (4, "", "too many fields: 3, but the header has 2"),
         (200, "x", "'x200' is not a number"),
-        (201, "", "too few fields: 1, where the header has 2"),
+        (201, "", "too few fields: 1, but the header has 2"),
     ]
     assert [row["x"] for row in rows_of(blocks)] == [1, 3, *range(5, 200), 202]
     assert rows_of(blocks)[1]["y"] == "b\nc"
@@ -186,7 +186,7 @@ def test_an_integer_beyond_64_bits_is_named(tmp_path: Path) -> None:
 
     assert scan.columns[0].dtype == "int64"
     assert [(row, name) for row, name, _ in faults_of(blocks)] == [(2, "x"), (3, "x")]
-    assert all("does not fit 64 bits" in reason for _, _, reason in faults_of(blocks))
+    assert all("does not fit in 64 bits" in reason for _, _, reason in faults_of(blocks))
 
 
 def test_a_whole_number_with_gaps_that_no_float_holds_is_named(tmp_path: Path) -> None:
@@ -206,7 +206,7 @@ def test_a_finite_number_that_would_become_infinite_is_named(tmp_path: Path, val
 
     _, blocks = read(path)
 
-    assert faults_of(blocks) == [(2, "x", f"'{value}' does not fit a 32-bit float")]
+    assert faults_of(blocks) == [(2, "x", f"'{value}' does not fit in a 32-bit float")]
 
 
 def test_bytes_that_are_not_utf8_are_named(tmp_path: Path) -> None:
@@ -244,7 +244,7 @@ def test_a_byte_order_mark_is_not_part_of_the_first_name(tmp_path: Path) -> None
         (b"x,a\x00b\n1,2\n", "control characters"),
         (b'x,"y\n1,2\n', "unexpected end of data"),
         (b"x;y\n1;2\n", "Set data.delimiter to ';'"),
-        (b"\xff\xfex\x00,\x00y\x00\n\x00\x00\xd8", "whole UTF-16"),
+        (b"\xff\xfex\x00,\x00y\x00\n\x00\x00\xd8", "complete, undamaged UTF-16"),
         (b"PK\x03\x04rest", "a zip archive"),
         (b"PAR1rest", "Parquet"),
         (b"<!DOCTYPE html><p>404", "HTML"),
@@ -315,7 +315,7 @@ def test_a_cut_gzip_is_an_error(tmp_path: Path, cut: int) -> None:
     whole = gzip.compress(b"x,y\n" + b"".join(b"%d,%d\n" % (i, i * i) for i in range(5000)))
     path = write(tmp_path, whole[:-cut], "data.csv.gz")
 
-    with pytest.raises(DataError, match=r"data\.csv\.gz must be whole CSV"):
+    with pytest.raises(DataError, match=r"data\.csv\.gz must be a complete, readable CSV file"):
         read(path)
 
 
@@ -323,7 +323,7 @@ def test_a_flipped_bit_in_gzip_is_an_error(tmp_path: Path) -> None:
     damaged = bytearray(gzip.compress(b"x,y\n" + b"1,2\n" * 1000))
     damaged[-6] ^= 1
 
-    with pytest.raises(DataError, match="must be whole CSV"):
+    with pytest.raises(DataError, match="must be a complete, readable CSV file"):
         read(write(tmp_path, bytes(damaged), "data.csv.gz"))
 
 
@@ -336,7 +336,7 @@ def test_reordered_columns_are_put_in_the_order_of_the_first_file(tmp_path: Path
 
 @pytest.mark.parametrize(
     ("header", "parts"),
-    [("x", ["no 'y'"]), ("x,y,z", ["besides 'z'"]), ("x,why", ["no 'y'", "besides 'why'"])],
+    [("x", ["no 'y'"]), ("x,y,z", ["additional 'z'"]), ("x,why", ["no 'y'", "additional 'why'"])],
 )
 def test_missing_extra_and_renamed_columns_are_listed_with_the_file(
     tmp_path: Path, header: str, parts: list[str]

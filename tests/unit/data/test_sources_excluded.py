@@ -90,7 +90,7 @@ def test_an_excluded_column_must_be_there_and_one_must_be_left(tmp_path: Path) -
 
     with pytest.raises(ConfigError, match=r"'alhpa'. Did you mean 'alpha'"):
         read(path, "alhpa")
-    with pytest.raises(ConfigError, match="must leave a column"):
+    with pytest.raises(ConfigError, match="must leave at least one column"):
         read(path, "alpha", "y")
 
 

@@ -256,7 +256,7 @@ def check_refused(line: str, raw: bytes, found: list[list[bytes]] | None, path: 
     header = found[0] if found else []
     if "a quote that is never closed" in line:
         assert found is None
-    elif "must name every column once" in line:
+    elif "must have a different name" in line:
         names = [name.decode(errors="replace") for name in header]
         strange = [name for name in names if not name.strip() or set(name) & UNFIT]
         quoted = b'"' in re.split(rb"[\r\n]", raw.removeprefix(BOM).lstrip(b"\r\n"))[0]

@@ -284,13 +284,16 @@ def test_every_line_has_the_values_that_the_reference_reads_or_is_named(
 def check_refused(line: str, raw: bytes, path: Path) -> None:
     """A file is refused if it is not JSON Lines, or its lines do not have the same keys."""
     assert str(path) in line or f"{path.name} record" in line
-    if "must hold one JSON object a line" in line:
+    if "must hold one JSON object per line" in line:
         assert (
             not raw.removeprefix(BOM).strip()
             or raw.removeprefix(BOM).strip()[:1] in b"[<PB%\xff\xfe"
         )
     else:
-        assert "must hold the same in every record" in line or "must name every column once" in line
+        assert (
+            "must hold the same kind of value in every record" in line
+            or "must have a different name" in line
+        )
 
 
 def check_oracles(raw: bytes, found: list[Record | None]) -> None:

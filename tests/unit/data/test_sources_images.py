@@ -162,7 +162,7 @@ def test_no_bytes_whatever_end_in_another_error_than_a_bad_image(tail: bytes, he
         (b"RIFF\x00\x00\x00\x00WEBPVP8 ", "invalid WebP header"),
         (b"BM\x00\x00", "is a BMP"),
         (b"\x00\x00\x00\x1cftypavif", "is an AVIF"),
-        (b"hello", "of no format that is known"),
+        (b"hello", "of an unknown format"),
         (png_of(4, 4, 8, 0, 0, b"\x00" * 10), "cannot be decoded"),
         (png_of(4, 4, 8, 0, 0, b"\x09" * 20), "cannot be decoded"),
         (png_of(4, 4, 8, 3, 0, b"\x00" * 20), "cannot be decoded"),
@@ -224,7 +224,7 @@ def test_a_webp_whose_frame_is_not_what_its_header_says_is_found() -> None:
     data = bytearray(saved(Image.fromarray(pixels(24, 32, 4)), "WEBP"))
     data[24] += 1
 
-    assert "is cut or damaged" in verdict(bytes(data))
+    assert "is truncated or damaged" in verdict(bytes(data))
 
 
 def placed(data: bytes, *, left: int, width: int) -> bytes:
@@ -236,7 +236,7 @@ def placed(data: bytes, *, left: int, width: int) -> bytes:
 
 @pytest.mark.parametrize(("left", "width"), [(0, 40), (3, 35), (0, 20)])
 def test_a_gif_whose_first_frame_does_not_fill_it_is_refused(left: int, width: int) -> None:
-    assert "misplaces" in verdict(placed(WHOLE["GIF"][0], left=left, width=width))
+    assert "would decode it wrongly" in verdict(placed(WHOLE["GIF"][0], left=left, width=width))
 
 
 def test_a_gif_with_a_later_frame_that_would_fill_the_memory_is_refused() -> None:
@@ -252,7 +252,7 @@ def test_a_gif_whose_later_frame_is_damaged_is_found() -> None:
     table = 3 << (whole[second + 9] & 7) + 1 if whole[second + 9] & 0x80 else 0
     coded = second + 12 + table
 
-    assert "is cut or damaged" in verdict(whole[:coded] + b"\xff" * 8 + whole[coded + 8 :])
+    assert "is truncated or damaged" in verdict(whole[:coded] + b"\xff" * 8 + whole[coded + 8 :])
 
 
 def packed(codes: list[int], bits: int) -> bytes:
@@ -280,7 +280,7 @@ NO_FRAME = packed([END, *range(60)], 7)
 @pytest.mark.parametrize("frames", [[NO_FRAME], [NO_FRAME, WHOLE_FRAME], [WHOLE_FRAME, NO_FRAME]])
 def test_a_gif_whose_coded_data_says_too_early_that_it_ends_is_found(frames: list[bytes]) -> None:
     assert verdict(gif_of(WHOLE_FRAME, WHOLE_FRAME)) == ""
-    assert verdict(gif_of(*frames)).startswith("is cut or damaged (image file is truncated")
+    assert verdict(gif_of(*frames)).startswith("is truncated or damaged (image file is truncated")
 
 
 @pytest.mark.parametrize("kind", ["PNG", "WEBP"])
@@ -294,8 +294,7 @@ def test_a_png_or_webp_that_asks_to_be_turned_is_refused(kind: str, turn: int) -
     assert said == (
         ""
         if turn == 1
-        else f"asks to be turned (Exif orientation {turn}), which is "
-        "done to JPEGs only; save it upright"
+        else f"must be rotated (Exif orientation {turn}), but only JPEGs are rotated; save it upright"
     )
 
 
@@ -310,7 +309,7 @@ def test_a_gif_without_colors_is_found() -> None:
 def test_a_progressive_jpeg_that_claims_to_be_sequential_is_found() -> None:
     claims = WHOLE["progressive JPEG"][0].replace(b"\xff\xc2", b"\xff\xc0", 1)
 
-    assert "goes on after its only scan" in verdict(claims)
+    assert "further data after its only scan" in verdict(claims)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
@@ -370,7 +369,7 @@ def test_bad_images_are_named_and_their_neighbors_kept(tmp_path: Path) -> None:
 
     faults = [(fault.file, fault.row, fault.column) for b in blocks for fault in b.faults]
     assert faults == [("a/2.jpg", 1, "image"), ("a/3.jpg", 1, "image")]
-    assert "is cut" in blocks[0].faults[0].reason
+    assert "is truncated" in blocks[0].faults[0].reason
     assert [path for b in blocks for path in b.table["path"].to_pylist()] == ["a/1.png", "b/4.png"]
 
 

@@ -47,14 +47,14 @@ def faults(blocks: list[Block]) -> list[tuple[int, str, str]]:
     [
         ([3, None], "a whole number of the list is missing"),
         ([None, None], "a whole number of the list is missing"),
-        (3, "it holds a single value where a list is the rule"),
-        (["a"], "it holds text where a whole number is the rule"),
-        ([[3]], "it holds an object or a list of lists where a whole number is the rule"),
+        (3, "it holds a single value instead of a list"),
+        (["a"], "it holds text instead of a whole number"),
+        ([[3]], "it holds an object or a list of lists instead of a whole number"),
         ([-(2**63)], "-9223372036854775808 means a missing value"),
-        ([2**64], "'18446744073709551616' does not fit 64 bits"),
+        ([2**64], "'18446744073709551616' does not fit in 64 bits"),
         (
             [0] * 1_000_000,
-            "a list of more than 65,536 values; cut it where the records are written",
+            "a list of more than 65,536 values; cut it when the records are written",
         ),
     ],
 )
@@ -78,7 +78,7 @@ def test_lists_are_taken_for_lists_of_varying_length_with_a_word(tmp_path: Path)
     (assumed,) = scan.assumptions
     assert assumed.text == (
         "column 'x' is read as lists of varying length: 1 to 2 values, most often 1 (in 100 of 200 "
-        "records). data.columns: {lists: ['x']} confirms that"
+        "records). Set data.columns: {lists: ['x']} to confirm this"
     )
     assert confirmed.columns == scan.columns
     assert not confirmed.assumptions
@@ -91,7 +91,9 @@ def test_lists_of_one_length_vary_where_the_configuration_says_so(tmp_path: Path
 
     assert scan.columns == (column("int64", length=VARYING),)
     assert values(blocks) == [[5], [6], [], [7]]
-    with pytest.raises(ConfigError, match=r"data\.columns\.lists must name columns of lists"):
+    with pytest.raises(
+        ConfigError, match=r"data\.columns\.lists must name columns that hold lists"
+    ):
         read(tmp_path, lines(5, 6), columns=lists)
     with pytest.raises(ConfigError, match=r"data\.columns\.lists must name columns of the data"):
         read(tmp_path, lines([5]), columns=ColumnsConfig(lists=("y",)))
@@ -150,7 +152,7 @@ def test_a_key_that_a_line_does_not_have_is_missing_there(tmp_path: Path) -> Non
     ("line", "said"),
     [
         (b'{"x": 2', "it is not JSON: Expecting ',' delimiter, at character 8"),
-        (b'{"x": NaN}', "NaN is not a JSON value; a missing number is null"),
+        (b'{"x": NaN}', "NaN is not a JSON value; use null for a missing number"),
         (b'{"x": 1, "x": 2}', "key 'x' occurs twice"),
         (b'{"x": "\xff"}', "byte 8 of the line is not UTF-8"),
         (b'{"x": "a\x00b"}', "it is not JSON: Invalid control character"),
@@ -158,12 +160,12 @@ def test_a_key_that_a_line_does_not_have_is_missing_there(tmp_path: Path) -> Non
         (b"7", "it is not a JSON object with at least one key"),
         (b'{"x": ' + b"[" * 100_000, "it is nested too deeply"),
         (b'{"x": ' + b"9" * 5000 + b"}", "Exceeds the limit"),
-        (b'{"x": "7"}', "it holds text where a number is the rule"),
-        (b'{"x": true}', "it holds true or false where a number is the rule"),
-        (b'{"x": {"y": 1}}', "it holds an object or a list of lists where a number is the rule"),
-        (b'{"x": [1, 2]}', "it holds 2 values where one is the rule"),
-        (b'{"x": 1e999}', "does not fit a 32-bit float"),
-        (b'{"x": ' + b"9" * 400 + b"}", "does not fit a 32-bit float"),
+        (b'{"x": "7"}', "it holds text instead of a number"),
+        (b'{"x": true}', "it holds true or false instead of a number"),
+        (b'{"x": {"y": 1}}', "it holds an object or a list of lists instead of a number"),
+        (b'{"x": [1, 2]}', "it holds 2 values instead of one"),
+        (b'{"x": 1e999}', "does not fit in a 32-bit float"),
+        (b'{"x": ' + b"9" * 400 + b"}", "does not fit in a 32-bit float"),
     ],
 )
 def test_a_bad_line_is_named_and_its_neighbors_are_kept(
@@ -218,15 +220,20 @@ def test_a_file_that_is_not_json_lines_is_named(tmp_path: Path, text: bytes, sai
         (lines({"a": 1}, {"a": 2}), r"an object or a list of lists, in 2 records"),
         (lines(1, 2, [1, 2]), r"2 values, each a number, in 1 record \(first data.jsonl record 3"),
         (lines([[1]], [[1], [2]]), r"2 values, each an object or a list of lists, in 1 record"),
-        (lines([1, "a"], [1], [2, 3]), r"2 values, each a list of unlike values, in 1 record"),
-        (lines([1, "a"]), r"a list of unlike values"),
+        (
+            lines([1, "a"], [1], [2, 3]),
+            r"2 values, each a list of values of different types, in 1 record",
+        ),
+        (lines([1, "a"]), r"a list of values of different types"),
         (lines(1, "a", 2, "b"), r"a number, in 2 records .* text, in 2 records"),
     ],
 )
 def test_a_key_whose_values_no_column_can_hold_is_one_error(
     tmp_path: Path, text: str, said: str
 ) -> None:
-    with pytest.raises(DataError, match=rf"column 'x' must hold the same in every record.*{said}"):
+    with pytest.raises(
+        DataError, match=rf"column 'x' must hold the same kind of value in every record.*{said}"
+    ):
         read(tmp_path, text)
 
 
@@ -243,7 +250,7 @@ def test_gzip_that_is_cut_is_named_even_between_two_lines(tmp_path: Path) -> Non
     assert values(blocks) == [1, 2]
     ((row, _, reason),) = faults(blocks)
     assert row == 3
-    assert "is cut" in reason
+    assert "is truncated" in reason
 
 
 def test_a_line_without_end_is_an_error_before_it_fills_the_memory(
@@ -260,7 +267,7 @@ def test_a_key_that_one_file_lacks_is_named_with_the_file(tmp_path: Path) -> Non
     (tmp_path / "b.jsonl").write_text('{"x": 1, "z": 2}\n')
     opened = open_source(IngestConfig(source=str(tmp_path)), labels=())
 
-    with pytest.raises(DataError, match=r"b\.jsonl .*no 'y' and besides 'z'"):
+    with pytest.raises(DataError, match=r"b\.jsonl .*no 'y' and additional 'z'"):
         opened.scan(silent)
 
 

@@ -181,7 +181,7 @@ def test_a_fifo_as_the_source_is_refused_at_once(tmp_path: Path) -> None:
     [
         (["a.csv", "b.parquet"], "one format"),
         (["a.csv", "README.md"], "README.md"),
-        (["a.png"], "one sub-folder for each class"),
+        (["a.png"], "a sub-folder for each class"),
     ],
 )
 def test_files_that_do_not_make_one_source_are_named(

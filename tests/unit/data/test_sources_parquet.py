@@ -121,8 +121,8 @@ def test_data_types_overrides_the_files_type(
 @pytest.mark.parametrize(
     ("array", "override", "fault"),
     [
-        (pa.array([0.5, 1e300]), {}, (2, "x", "1e+300 does not fit a 32-bit float")),
-        (pa.array([1, 2**63], pa.uint64()), {}, (2, "x", f"{2**63} does not fit 64 bits")),
+        (pa.array([0.5, 1e300]), {}, (2, "x", "1e+300 does not fit in a 32-bit float")),
+        (pa.array([1, 2**63], pa.uint64()), {}, (2, "x", f"{2**63} does not fit in 64 bits")),
         (pa.array(["1", "abc"]), {"x": "int"}, (2, "x", "'abc' is not a number")),
         (pa.array([1.0, 1.5]), {"x": "int"}, (2, "x", "1.5 is not a whole number")),
         (pa.array(["ok", "a\0b"]), {}, (2, "x", r"'a\x00b' holds a NUL byte")),
@@ -181,7 +181,7 @@ def test_a_file_with_other_columns_is_named(tmp_path: Path) -> None:
     write(tmp_path, {"x": [1], "y": [2]}, "a.parquet")
     write(tmp_path, {"x": [1], "z": [2]}, "b.parquet")
 
-    with pytest.raises(DataError, match=r"b\.parquet .*no 'y' and besides 'z'"):
+    with pytest.raises(DataError, match=r"b\.parquet .*no 'y' and additional 'z'"):
         read(tmp_path)
 
 
@@ -205,7 +205,7 @@ def test_a_damaged_file_is_named(tmp_path: Path, how: str) -> None:
     path = write(tmp_path, {"x": list(range(1000))})
     path.write_bytes(spoiled(path.read_bytes(), how))
 
-    with pytest.raises(DataError, match=r"data\.parquet must be whole Parquet"):
+    with pytest.raises(DataError, match=r"data\.parquet must be a complete, readable Parquet file"):
         read(path)
 
 
@@ -221,7 +221,7 @@ def test_a_flipped_bit_in_a_page_with_a_checksum_is_named(tmp_path: Path) -> Non
     at = data.index(b"value 500")
     path.write_bytes(data[:at] + b"V" + data[at + 1 :])
 
-    with pytest.raises(DataError, match=r"data\.parquet must be whole Parquet"):
+    with pytest.raises(DataError, match=r"data\.parquet must be a complete, readable Parquet file"):
         read(path)
 
 
@@ -244,5 +244,5 @@ def test_binary_values_are_images_and_bad_ones_are_named(tmp_path: Path) -> None
         (3, "picture"),
         (4, "picture"),
     ]
-    parts = ["is cut", "is missing", "of no format that is known"]
+    parts = ["is truncated", "is missing", "of an unknown format"]
     assert all(part in fault[2] for part, fault in zip(parts, faults(blocks), strict=True))

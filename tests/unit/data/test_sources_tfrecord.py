@@ -146,7 +146,7 @@ def test_encoded_images_are_an_image_column_and_bad_ones_are_named(tmp_path: Pat
     assert values(blocks) == [good, good]
     reasons = faults(blocks)
     assert [row for row, _, _ in reasons] == [2, 3, 5]
-    parts = ["is cut", "it holds text where an image is the rule", "the image is missing"]
+    parts = ["is truncated", "it holds text instead of an image", "the image is missing"]
     assert all(part in fault[2] for part, fault in zip(parts, reasons, strict=True))
 
 
@@ -186,7 +186,7 @@ def test_format_is_needed_where_the_names_say_nothing(tmp_path: Path) -> None:
 def test_a_record_of_100_000_names_ends_in_one_line(tmp_path: Path) -> None:
     wide = {f"f{index}": [1] for index in range(100_001)}
 
-    with pytest.raises(DataError, match="must agree on at most 100,000 names"):
+    with pytest.raises(DataError, match="must have at most 100,000 different column names"):
         read(tmp_path, [wide])
 
 

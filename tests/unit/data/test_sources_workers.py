@@ -39,7 +39,7 @@ from stoker.data.sources.workers import (
     InProcesses,
     InThreads,
     Workers,
-    most_bytes,
+    max_part_bytes,
     started,
 )
 
@@ -192,7 +192,7 @@ def test_large_parts_are_worked_on_one_at_a_time(size: int, one_at_a_time: bool)
 
 @pytest.mark.parametrize(("gib", "expected"), [(1, MIN_BYTES), (16, 1 << 30), (2000, MAX_BYTES)])
 def test_a_machine_with_more_memory_works_on_more_bytes(gib: int, expected: int) -> None:
-    assert most_bytes(gib << 30) == expected
+    assert max_part_bytes(gib << 30) == expected
 
 
 def write_table(path: Path) -> Path:

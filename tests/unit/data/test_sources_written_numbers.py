@@ -145,12 +145,12 @@ def test_each_assumption_names_its_column_and_the_setting_that_changes_it(tmp_pa
         ("y", "int64"),
     ]
     index, people, price, order = (each.text for each in scan.assumptions)
-    assert "the first column has no name and is left out" in index
+    assert "the first column has no name" in index
     assert "column 'people'" in people
     assert "'3,961,229' would be 3961229" in people
     assert 'data.types: {people: {number: "1,234.5"}}' in people
     assert 'data.types: {price: {number: "$1,234.5"}}' in price
-    assert "column 'order' is read as text: its whole numbers" in order
+    assert "column 'order' is read as text, because its whole numbers" in order
 
 
 def test_numbers_are_read_as_the_example_says_and_what_is_none_is_a_bad_record(

@@ -220,7 +220,7 @@ def test_another_number_ends_the_run_and_is_named(name: str) -> None:
 
     with pytest.raises(
         tf.errors.InvalidArgumentError,
-        match=f"the feature .{{1,2}}{name}.{{1,2}} must be what x makes of whole",
+        match=f"the feature .{{1,2}}{name}.{{1,2}} must be x of a whole number",
     ):
         list(elements(own))
 
@@ -233,9 +233,7 @@ def test_not_a_number_ends_the_run_too() -> None:
 
     own = feed(FeedConfig(uint8={"whole": "x"}), function=broken)
 
-    with pytest.raises(
-        tf.errors.InvalidArgumentError, match="must be what x makes of whole numbers"
-    ):
+    with pytest.raises(tf.errors.InvalidArgumentError, match="must be x of a whole number"):
         list(elements(own))
 
 
@@ -243,8 +241,8 @@ def test_not_a_number_ends_the_run_too() -> None:
     ("forms", "said"),
     [
         ({"picture": "x"}, "must name features of the dataset, not 'picture'"),
-        ({"name": "x"}, "the feature 'name' must be numbers that x makes"),
-        ({"ids": "x/255"}, "the feature 'ids' must be numbers that x/255 makes"),
+        ({"name": "x"}, "the feature 'name' must have a type that x can have"),
+        ({"ids": "x/255"}, "the feature 'ids' must have a type that x/255 can have"),
     ],
 )
 def test_what_cannot_be_sent_as_bytes_is_refused(forms: dict[str, ByteForm], said: str) -> None:

@@ -163,7 +163,7 @@ def test_what_does_not_fit_in_memory_is_refused_with_its_size_and_the_limit(
     with pytest.raises(ConfigError, match=r"of model:dataset, split 'train'") as caught:
         read(own, calls(own, batch_size=4), batches=1)
     # A batch is 1 MiB, half of 4 MiB and of the cached batches may be used.
-    assert "about 64.0 MiB in all; 2.5 MiB may be used" in str(caught.value)
+    assert "about 64.0 MiB in total; the limit is 2.5 MiB" in str(caught.value)
     assert len(read_batches) < 64
 
 

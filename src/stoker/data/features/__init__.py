@@ -1,1 +1,1 @@
-"""Descriptions of the data (statistics, schema, anomalies) and its conversion for the model (transform)."""
+"""Description of the data (statistics, schema, anomalies), and the transform into the model's inputs."""

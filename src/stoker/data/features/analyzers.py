@@ -1,7 +1,7 @@
-"""The results of analyzers over all values of a tensor: moments, range, quantiles, vocabulary.
+"""Compute what analyzers return for all values of a tensor: moments, range, quantiles, vocabulary.
 
-Every function takes a table of one column `value`; for moments and range, also a table of the partial
-results of each row.
+Every function accepts a table with the single column `value`. The functions for moments and range also
+accept a table with the partial results of each row.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 EMPTY_VOCABULARY_TOKEN = b"49d0cd50-04bb-48c0-bc6f-5b575dce351a"
-"""The only term of an empty vocabulary, as in TensorFlow Transform: a table needs a row."""
+"""The only term of an empty vocabulary, because a lookup table needs a row; as in TensorFlow Transform."""
 
 
 EXACT_IN_FLOAT64 = 2**53
@@ -27,34 +27,34 @@ EXACT_IN_FLOAT64 = 2**53
 
 
 _ROUNDS_NOTHING = 2**40
-"""Up to this magnitude the sum of any table's column rounds too little to matter."""
+"""Up to this magnitude, rounding in the sum of a column is too small to matter, however many rows it has."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moments:
-    """Mean, variance and range over the finite values; all zero if there are none.
+    """Mean, variance and range of the finite values; all zero if there are none.
 
-    If float64 would round integers, the mean is a Fraction, and the range is integers.
+    For integers that float64 would round, the mean is a Fraction, and `low` and `high` are integers.
     """
 
     count: int
     """Number of finite values."""
 
     mean: float | Fraction
-    """Their mean, summed in float64 in the order of the rows; a Fraction is exact."""
+    """Mean of the values: from a float64 sum in the order of the rows, or exact if it is a Fraction."""
 
     var: float
-    """Their biased variance (0 delta degrees of freedom), exactly 0 where all are equal."""
+    """Biased variance of the values (0 delta degrees of freedom); exactly 0 if all are equal."""
 
     low: float | int
-    """The smallest."""
+    """The smallest finite value."""
 
     high: float | int
-    """The largest."""
+    """The largest finite value."""
 
     @property
     def is_constant(self) -> bool:
-        """Whether there is nothing to scale by: no value, or one distinct value."""
+        """Whether the values cannot be scaled by their range: no value, or one distinct value."""
         return not self.low < self.high
 
 
@@ -65,8 +65,8 @@ def row_moments(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
         values: [rows, ...] numbers.
 
     Returns:
-        Column -> [rows]: finite values in the row, their mean, the sum of squared differences from
-        it, smallest and largest. The count of a row without any is 0.
+        Column -> [rows]: number of the row's finite values, their mean, the sum of squared differences
+        from the mean, the smallest and the largest value. The count of a row without finite values is 0.
     """
     flat = values.reshape(len(values), math.prod(values.shape[1:])).astype(np.float64)
     finite = np.isfinite(flat)
@@ -85,9 +85,9 @@ def row_moments(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 
 def moments(table: ir.Table) -> Moments:
-    """Compute the moments of a column `value`, or join the partial results of `row_moments`.
+    """Compute the moments of a column `value`, or of the partial results of `row_moments`.
 
-    In two passes: the mean first, then the squared differences from it.
+    Two passes are needed: one for the mean, then one for the squared differences from the mean.
 
     Source: Chan, Golub, LeVeque, "Updating formulae and a pairwise algorithm for computing sample
     variances", 1979.
@@ -119,7 +119,7 @@ def moments(table: ir.Table) -> Moments:
 
 
 def _needs_exact(table: ir.Table, low: int, high: int) -> bool:
-    """Return whether a float64 sum of these integers could shift the mean by a millionth of their range."""
+    """Return whether float64 would round these integers, or shift their mean by a millionth of their range."""
     largest = max(-low, high)
     if largest <= _ROUNDS_NOTHING:
         return False
@@ -128,7 +128,7 @@ def _needs_exact(table: ir.Table, low: int, high: int) -> bool:
 
 
 def _one_value_per_row(table: ir.Table) -> ir.Table:
-    """Return the partial results of rows that hold one value each."""
+    """Return the columns of `row_moments` for a table with one value per row."""
     value = table.value.cast("float64")
     return table.filter(value.notnull() & ~value.isnan() & ~value.isinf()).select(
         count=ibis.literal(1, type="int64"),
@@ -140,7 +140,7 @@ def _one_value_per_row(table: ir.Table) -> ir.Table:
 
 
 def _exact_moments(table: ir.Table, low: int, high: int) -> Moments:
-    """Return the moments of integers that float64 would round."""
+    """Return the moments of integers that float64 would round; the mean is exact."""
     value = table.value.cast(_WIDE)
     first = _one_row(table.aggregate(count=value.count(), total=value.sum()))
     count = first["count"]
@@ -152,14 +152,14 @@ def _exact_moments(table: ir.Table, low: int, high: int) -> Moments:
 
 
 _WIDE = "decimal(38, 0)"
-"""Holds the sum of any column of 64-bit integers."""
+"""Type that holds the sum of any column of 64-bit integers."""
 
 
 def row_range(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Return the smallest and largest value of each row of a batch without NaN; NaN if there are none.
+    """Return the smallest and largest value of each row of a batch. NaN is left out; NaN without values.
 
     Args:
-        values: [rows, ...] numbers; kept in their own type, so that wide integers stay exact.
+        values: [rows, ...] numbers. Integers keep their type, so that 64-bit integers stay exact.
     """
     flat = values.reshape(len(values), math.prod(values.shape[1:]))
     if flat.dtype.kind != "f":
@@ -173,10 +173,10 @@ def row_range(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
 
 
 def value_range(table: ir.Table) -> tuple[Any, Any]:
-    """Return the smallest and the largest value, infinities included; NaN twice without values.
+    """Return the smallest and the largest value, infinities included; both are NaN if there are no values.
 
     Args:
-        table: A column `value`, or the partial results of `row_range`.
+        table: Table with a column `value`, or with the partial results of `row_range`.
     """
     low, high = (table.value,) * 2 if "value" in table.columns else (table.low, table.high)
     present = low.notnull() & ~low.isnan() if low.type().is_floating() else low.notnull()
@@ -190,10 +190,10 @@ def quantiles(table: ir.Table, num_buckets: int) -> list[float | int]:
     """Return the exact boundaries that split the finite values into buckets of equal size.
 
     Returns:
-        `num_buckets - 1` boundaries, ascending, repeated where the data repeats: of `n` sorted
-        values, those at positions `floor(i * n / num_buckets)`. Empty without values.
+        `num_buckets - 1` boundaries, ascending, repeated where the data repeats: boundary `i` is the value
+        at position `floor(i * n / num_buckets)` of the `n` sorted values. Empty without values.
 
-    Source: TensorFlow Transform's own tests of `tft.quantiles` with small inputs, where its
+    Source: TensorFlow Transform's own tests of `tft.quantiles` with small inputs, for which its
     approximation is exact ([1, 2, 3, 4] in 6 buckets: 1, 2, 3, 3, 4).
     """
     finite = table.filter(table.value.notnull())
@@ -204,7 +204,7 @@ def quantiles(table: ir.Table, num_buckets: int) -> list[float | int]:
         rank=ibis.row_number().over(order_by=finite.value),
         rows=finite.count().over(ibis.window()),
     )
-    # Rank r is the position of some i if the smallest i with i * rows / num_buckets >= r hits it.
+    # Rank r is a boundary if, for the smallest i with i * rows / num_buckets >= r, the floor is r itself.
     step = (ranked["rank"] * num_buckets + ranked["rows"] - 1) // ranked["rows"]
     is_boundary = (step * ranked["rows"]) // num_buckets == ranked["rank"]
     found = ranked.filter((ranked["rank"] == 0) | is_boundary).to_pyarrow().to_pylist()
@@ -212,16 +212,16 @@ def quantiles(table: ir.Table, num_buckets: int) -> list[float | int]:
         return []
     at = {row["rank"]: row["value"] for row in found}
     positions = [index * found[0]["rows"] // num_buckets for index in range(1, num_buckets)]
-    return [at[position] + 0 for position in positions]  # -0.0 and 0.0 tie: + 0 makes both 0.0
+    return [at[position] + 0 for position in positions]  # -0.0 and 0.0 tie; + 0 turns -0.0 into 0.0
 
 
 def vocabulary(
     table: ir.Table, *, top_k: int | None, frequency_threshold: int | None
 ) -> list[bytes]:
-    """Return the distinct tokens, most frequent first; of equally frequent ones the greater first.
+    """Return the distinct tokens, most frequent first; equally frequent tokens in descending byte order.
 
-    Empty strings are left out, as in TensorFlow Transform. Tokens that contain a line break are
-    kept, which it drops. Without any token the vocabulary is `EMPTY_VOCABULARY_TOKEN` alone.
+    Empty strings are left out, as in TensorFlow Transform. Tokens that contain a line break are kept;
+    TensorFlow Transform drops them. Without tokens, the only term is `EMPTY_VOCABULARY_TOKEN`.
 
     Source: `tft.vocabulary` (ties: the example in the documentation of `tft.tfidf`, where "like"
     comes before "I").

@@ -1,7 +1,7 @@
-"""Full passes over a split: Ibis expressions on DuckDB, on all cores.
+"""Full passes over a split: Ibis expressions that DuckDB runs on all cores.
 
-Each floating-point sum is computed by one thread, so its order is fixed and it is the same in every
-run; several columns are summed in parallel. Results that do not depend on an order (counts,
+Each floating-point sum is computed by a single thread, so that its order is fixed and its result is the
+same in every run; several columns are summed in parallel. Results that do not depend on an order (counts,
 distinct values, ranks) are computed by all threads together.
 """
 
@@ -29,11 +29,11 @@ Item = TypeVar("Item")
 Result = TypeVar("Result")
 
 Progress = Callable[[int, int, str], None]
-"""Called with rows (or columns) done, how many there are, and what is being done."""
+"""Called with the rows (or columns) done, their total number, and the name of the work."""
 
 
 def no_progress(done: int, total: int, what: str) -> None:
-    """Ignore progress."""
+    """Do nothing: the default for `progress`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -41,22 +41,22 @@ class Split:
     """A split as a table; its columns are found by their raw names."""
 
     table: ir.Table
-    """The columns under DuckDB's names, see `value`."""
+    """The table; its column names are DuckDB's, so use `value` to find a raw column."""
 
     names: dict[str, str]
-    """Raw name -> name in the table (DuckDB knows no difference between `A` and `a`)."""
+    """Raw name -> name in the table (they can differ: for DuckDB, `A` and `a` are the same name)."""
 
     def value(self, column: str) -> ir.Column:
-        """Return a raw column."""
+        """Return the raw column of this name."""
         return self.table[self.names[column]]
 
     def values(self, column: Column) -> ir.Table:
-        """Return a table of one column, `value`: one row per value, those of vectors in order."""
+        """Return a table with the single column `value`: one row per value; vectors and lists are unnested."""
         value = self.value(column.name)
         return self.table.select(value=value if column.length is None else value.unnest())
 
     def present_values(self, column: Column) -> ir.Table:
-        """Return the same table without the missing values."""
+        """Return the table of `values` without the missing values."""
         values = self.values(column)
         return values.filter(is_present(values.value, column.dtype))
 
@@ -70,10 +70,10 @@ def is_present(value: ir.Column, dtype: str) -> ir.BooleanValue:
 
 @contextlib.contextmanager
 def connection(*, threads: int = 1) -> Iterator[ibis.backends.duckdb.Backend]:
-    """Open a DuckDB in memory.
+    """Open a DuckDB database in memory.
 
     Args:
-        threads: Threads to compute with; with more than one, sums of floats differ from run to run.
+        threads: Number of threads; with more than one, sums of floats differ from run to run.
     """
     backend = ibis.duckdb.connect(threads=threads)
     try:
@@ -83,24 +83,27 @@ def connection(*, threads: int = 1) -> Iterator[ibis.backends.duckdb.Backend]:
 
 
 def in_parallel(work: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
-    """Run queries, one per core, each on a single-threaded connection; return results in order."""
+    """Run as many queries at a time as there are cores; return results in order.
+
+    Each query must open a connection of its own with one thread.
+    """
     return list(InThreads(usable_cores()).map(work, items))
 
 
 def read_parquet(backend: ibis.backends.duckdb.Backend, paths: Sequence[Path]) -> Split:
-    """Open Parquet files of one schema, in the given order, as one table."""
+    """Open Parquet files that have the same schema as one table, in the given order."""
     names = pq.read_schema(paths[0]).names
     table = backend.read_parquet([glob.escape(str(path)) for path in paths])
     return Split(table=table, names=dict(zip(names, table.columns, strict=True)))
 
 
 def read_split(backend: ibis.backends.duckdb.Backend, dataset: Dataset, split: str) -> Split:
-    """Open a split's shards; call `verify_split` first, because DuckDB would read damage as values."""
+    """Open a split's shards. Call `verify_split` first: DuckDB would read damaged bytes as values."""
     return read_parquet(backend, dataset.paths(split))
 
 
 def side_by_side(backend: ibis.backends.duckdb.Backend, *splits: Split) -> list[Split]:
-    """Join tables of equal length row by row; return each split with its columns in the joined table."""
+    """Join tables with equally many rows, row by row; return each split with its columns in the joined table."""
     names = [
         {raw: f"c{place}_{index}" for index, raw in enumerate(split.names)}
         for place, split in enumerate(splits)
@@ -117,13 +120,13 @@ def verify_split(dataset: Dataset, split: str) -> None:
     """Check the hash of each of a split's shards.
 
     Raises:
-        DataError: the split is empty; a shard is missing, cut or changed.
+        DataError: the split is empty; a shard is missing, truncated or changed.
     """
     if not dataset.splits[split] or dataset.rows(split) == 0:
         raise DataError(
             f"split {split!r} must hold at least one record",
             got=0,
-            fix="Give it more of the data under data.splits, and ingest again.",
+            fix="Give the split a larger share under data.splits, and ingest again.",
         )
     verified = InThreads().map(partial(verify_once, dataset.root), dataset.splits[split])
     for _ in verified:

@@ -1,8 +1,8 @@
 """Decode images inside the graph, so that the exported model takes encoded bytes.
 
-A phone stores what its sensor saw, and in Exif how it was held. If only ingest applied this orientation,
-a model would be trained on upright images and served with rotated ones. The rules and limits are those of
-`data/sources/images/headers.py`, for a whole batch at a time.
+A phone stores pixels as its sensor saw them; Exif says how the phone was held. If only ingest applied this
+orientation, a model would be trained on upright images but served with rotated ones. The rules and limits
+are those of `data/sources/images/headers.py`, applied to a whole batch at a time.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def decode_images(encoded: tf.Tensor, shape: ImageShape) -> tf.Tensor:
         shape: Size and channels of the result.
 
     Returns:
-        [batch, height, width, channels] uint8. Images of another size are resized bilinearly and
-        rounded; with `fit: crop` only their middle, with antialias.
+        [batch, height, width, channels] uint8. Images of a different size are resized bilinearly and
+        rounded; with `fit: crop`, only their middle is used and resized with antialiasing.
     """
     images: tf.Tensor = tf.map_fn(  # type: ignore[call-overload]  # the stubs know no TensorSpec
         lambda one: _decode(one[0], one[1], shape),
@@ -58,7 +58,7 @@ def decode_whole(data: bytes, channels: int) -> NDArray[np.uint8]:
         [height, width, channels].
 
     Raises:
-        ValueError: it cannot be decode_one.
+        ValueError: the image cannot be decoded.
     """
     try:
         with tf.device("CPU:0"):
@@ -88,10 +88,10 @@ def _decode(encoded: tf.Tensor, orientation_code: tf.Tensor, shape: ImageShape) 
 
 
 def _middle(image: tf.Tensor, shape: ImageShape) -> tf.Tensor:
-    """Return the middle of an image, in the aspect ratio of `shape`.
+    """Return the middle of an image, with the aspect ratio of `shape`.
 
-    In whole numbers, as `feed/images/augment.py` has the same formula: the graph's optimizer replaces a
-    division of floats by a product with the reciprocal, and a box may differ by a pixel.
+    `feed/images/augment.py` has the same formula. Both use whole numbers: the graph's optimizer would
+    replace a division of floats by a product with the reciprocal, and boxes could differ by a pixel.
     """
     size = tf.shape(image, tf.int64)
     high, wide = size[0], size[1]
@@ -111,7 +111,7 @@ def _resize(image: tf.Tensor, size: tf.Tensor, *, antialias: bool) -> tf.Tensor:
 
 
 _REFUSED, _EXACT, _COLOR = range(3)
-"""Kinds of images: refused; JPEG and PNG; GIF and still WebP, which are always in color."""
+"""Kinds of images: refused; JPEG and PNG; GIF and still WebP, which are always decoded in color."""
 
 _OTHER = 0
 """Orientation code of images that are neither JPEG nor PNG."""
@@ -127,15 +127,15 @@ def decode_one(encoded: tf.Tensor, orientation_code: tf.Tensor, channels: int) -
     """Decode one image and apply its orientation.
 
     Args:
-        encoded: Scalar string: a JPEG, PNG, GIF (its first frame) or still WebP; others are
-            refused.
+        encoded: Scalar string: a JPEG, a PNG, a GIF (its first frame is used) or a WebP that is not
+            animated; other formats are refused.
         orientation_code: Scalar, from `orientations_of`.
         channels: 1 (gray) or 3 (RGB). Alpha is dropped; transparent pixels of a GIF become black.
 
     Returns:
         [height, width, channels] uint8.
     """
-    # One branch for nearly every image, because each branch costs some microseconds per image.
+    # Nearly every image needs only this branch; each further branch costs some microseconds per image.
     image: tf.Tensor = tf.cond(
         tf.equal(orientation_code, 1),
         lambda: _exact_pixels(encoded, channels),
@@ -194,7 +194,7 @@ def _refuse(channels: int) -> tf.Tensor:
 
 _JFIF = b"\xff\xe0\x00\x10"
 _AFTER_JFIF = 21
-"""Offset of the marker after a JFIF segment of the usual length."""
+"""Offset of the byte that names the segment after a JFIF segment of the usual length."""
 
 _SEGMENT_BYTES = 4
 _ENTRY_BYTES = 12
@@ -205,7 +205,7 @@ def orientations(encoded: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
 
     Args:
         encoded: [batch] strings, each the bytes of an image.
-        header: [batch, HEADER_BYTES] uint8, their first bytes.
+        header: [batch, HEADER_BYTES] uint8, the first bytes of each image.
 
     Returns:
         [batch] int32, 1 (upright) to 8; 1 if an image is not a JPEG, or its Exif is missing or
@@ -213,7 +213,7 @@ def orientations(encoded: tf.Tensor, header: tf.Tensor) -> tf.Tensor:
 
     Source: Exif 2.32 (CIPA DC-008), 4.5.4 and 4.6.4; TIFF 6.0, section 2.
     """
-    # Most JPEGs have only JFIF's 16 bytes before their tables, so no Exif.
+    # Most JPEGs have only JFIF's 16 bytes before their tables, and no Exif.
     second = tf.where(has_bytes(header, _JFIF, 2), header[:, _AFTER_JFIF], header[:, 3])
     may_have_exif = has_bytes(header, image_headers.JPEG) & _is_metadata(second)
     orientation: tf.Tensor = tf.cond(
@@ -229,10 +229,11 @@ def upright(image: tf.Tensor, orientation: tf.Tensor) -> tf.Tensor:
 
     Args:
         image: [height, width, channels].
-        orientation: Scalar, Exif's orientation: the sides of the image's first row and column.
+        orientation: Scalar, Exif's orientation, 1 to 8: it says which sides of the upright image the
+            stored first row and first column are.
 
     Returns:
-        The same pixels; height and width are swapped if it lay on its side.
+        The same pixels, upright; height and width are swapped if the stored image lies on its side.
     """
 
     def turned() -> tf.Tensor:
@@ -254,7 +255,7 @@ def _is_one_of(value: tf.Tensor, *among: int) -> tf.Tensor:
 
 
 def _is_metadata(marker: tf.Tensor) -> tf.Tensor:
-    """Return which markers are APP0 to APP15 or a comment: only these may precede Exif."""
+    """Return which markers are APP0 to APP15 or a comment; only such segments may precede Exif."""
     return tf.equal(marker & 0xF0, 0xE0) | tf.equal(marker, 0xFE)
 
 
@@ -317,7 +318,7 @@ def _number(digits: tf.Tensor, big: tf.Tensor) -> tf.Tensor:
 
 
 HEADER_BYTES = 22
-"""First bytes of an image that are read to find its format."""
+"""Number of bytes at an image's start that are read to find its format."""
 
 
 def headers(encoded: tf.Tensor) -> tf.Tensor:
@@ -333,7 +334,7 @@ def has_bytes(header: tf.Tensor, text: bytes, at: int = 0) -> tf.Tensor:
 
 
 def bytes_at(encoded: tf.Tensor, at: tf.Tensor, count: int) -> tf.Tensor:
-    """Return `count` bytes of each string from `at` on: [batch, count] int32, zero-padded."""
+    """Return `count` bytes of each string, starting at byte `at`: [batch, count] int32, zero-padded."""
     start = tf.minimum(at, tf.strings.length(encoded))
     part = tf.strings.substr(encoded, start, tf.fill(tf.shape(start), count))
     return tf.cast(tf.io.decode_raw(part, tf.uint8, fixed_length=count), tf.int32)

@@ -28,10 +28,10 @@ class FeatureSpec:
     """Its key in the dict that the user's function returns."""
 
     dtype: str
-    """TensorFlow's name of its type, e.g. `float32`."""
+    """TensorFlow's name of the output's type, e.g. `float32`."""
 
     shape: tuple[int | None, ...]
-    """Without the batch dimension."""
+    """Shape of the output, without the batch dimension."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,7 +45,7 @@ class LabelSpec:
     """`int64` or `float32`."""
 
     shape: tuple[int | None, ...]
-    """Without the batch dimension."""
+    """Shape of the label, without the batch dimension."""
 
     classes: tuple[str, ...] | None
     """Class names, in the order of their ids; None for a label of numbers."""
@@ -67,16 +67,16 @@ class VocabularySpec:
     """One learned vocabulary."""
 
     file: str
-    """Its file, relative to the transform's folder: one term per line."""
+    """File with one term per line; the path is relative to the transform's folder."""
 
     terms: int
-    """Number of terms, out-of-vocabulary buckets not counted."""
+    """Number of terms, without out-of-vocabulary buckets."""
 
     escaped: bool = False
     """Whether the file escapes a term's line breaks as `\\n` or `\\r`, and doubles backslashes."""
 
     def read(self, root: Path) -> list[bytes]:
-        """The terms in the order of their IDs.
+        """Return the terms in the order of their ids.
 
         Args:
             root: The transform's folder.
@@ -86,12 +86,12 @@ class VocabularySpec:
 
 
 def escaped(term: bytes) -> bytes:
-    """Return a term as one line of a file."""
+    """Return a term as one line of a file: line breaks and backslashes are escaped."""
     return term.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def unescaped(line: bytes) -> bytes:
-    """Return the term of a line made by `escaped`."""
+    """Return the term from which `escaped` made the line."""
     return _ESCAPE.sub(lambda found: _ESCAPED[found[0]], line)
 
 
@@ -101,13 +101,13 @@ _ESCAPE = re.compile(rb"\\[\\nr]")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TransformSpec:
-    """All about a transform except its graph."""
+    """Complete description of a transform, without its graph."""
 
     features: tuple[FeatureSpec, ...]
     """The model's inputs, in the order in which the function returns them."""
 
     labels: dict[str, LabelSpec]
-    """The labels, by the model's output; empty without a label."""
+    """Output of the model -> its label; empty without a label."""
 
     serving_columns: tuple[Column, ...]
     """Raw columns that the features need, in the dataset's order."""
@@ -122,10 +122,10 @@ class TransformSpec:
     """Raw columns that the weight needs, in the dataset's order."""
 
     vocabularies: dict[str, VocabularySpec]
-    """By their file names."""
+    """File name of a vocabulary -> its description."""
 
     ids: dict[str, IdSpec]
-    """Ids by output; only outputs whose ids are known."""
+    """Integer output -> its ids; only outputs that hold ids are listed."""
 
     analyzers: tuple[dict[str, Any], ...]
     """Analyzer calls and their results, for people only."""
@@ -142,7 +142,7 @@ class TransformOutput:
         """Return the number of terms of a vocabulary, without out-of-vocabulary buckets.
 
         Args:
-            name: An output that came from the vocabulary, or its `vocab_filename`.
+            name: An output that holds ids of the vocabulary, or the `vocab_filename`.
 
         Raises:
             ConfigError: the vocabulary does not exist.
@@ -155,17 +155,17 @@ class TransformOutput:
             outputs = [output for output, ids in self._spec.ids.items() if ids.vocabulary]
             known = dict.fromkeys([*outputs, *self._spec.vocabularies])
             raise ConfigError(
-                "vocabulary_size needs an output of a vocabulary, or a vocab_filename",
+                "vocabulary_size needs an output with ids of a vocabulary, or a vocab_filename",
                 got=name,
                 fix=nearest(name, known),
             )
         return self._spec.vocabularies[vocabulary].terms
 
     def num_buckets(self, name: str) -> int:
-        """Return the number of ids of an output, terms and buckets: the size of an embedding.
+        """Return the number of ids of an output, which is the size of an embedding: terms and buckets.
 
         Args:
-            name: An output of a vocabulary, of buckets, or of `hash_strings`.
+            name: An output with ids of a vocabulary, of buckets, or of `hash_strings`.
 
         Raises:
             ConfigError: the output does not exist, or its ids are unknown.
@@ -174,7 +174,7 @@ class TransformOutput:
         """
         if name not in self._spec.ids:
             raise ConfigError(
-                "num_buckets needs an output of a vocabulary, of buckets or of hash_strings",
+                "num_buckets needs an output with ids of a vocabulary, of buckets or of hash_strings",
                 got=name,
                 fix=nearest(name, self._spec.ids),
             )
@@ -184,15 +184,15 @@ class TransformOutput:
     def classes(self) -> tuple[str, ...] | dict[str, tuple[str, ...] | None] | None:
         """The names of the label's classes; None for a label of numbers.
 
-        If `label` names several, this is a dict by the model's output.
+        If `label` names several labels: output of the model -> the names.
         """
         return alone({output: label.classes for output, label in self._spec.labels.items()}) or None
 
     @property
     def num_classes(self) -> int | dict[str, int | None] | None:
-        """The number of classes of the label, if known: for strings, or ids of a vocabulary.
+        """The number of classes of the label, if known: of strings, or of ids; else None.
 
-        If `label` names several, this is a dict by the model's output.
+        If `label` names several labels: output of the model -> the number.
         """
         labels = self._spec.labels
         return alone({name: self._classes_of(label) for name, label in labels.items()}) or None
@@ -206,16 +206,16 @@ class TransformOutput:
 
 def to_json(spec: TransformSpec) -> dict[str, Any]:
     """Return the description as JSON values."""
-    # A list, since the user chooses the order of the outputs, and files have sorted keys.
+    # A list keeps the order of the outputs, which the user chooses; the keys of a JSON file are sorted.
     labels = [{"output": name, **dataclasses.asdict(each)} for name, each in spec.labels.items()]
     return dataclasses.asdict(spec) | {"labels": labels}
 
 
 def from_json(raw: Any) -> TransformSpec:
-    """Read back what `to_json` made.
+    """Convert the JSON values of `to_json` back to a description.
 
     Raises:
-        DataError: the values have another form.
+        DataError: the values do not describe a transform.
     """
     labels = raw.get("labels") if isinstance(raw, dict) else None
     if isinstance(labels, list) and all(isinstance(each, dict) for each in labels):
@@ -224,10 +224,10 @@ def from_json(raw: Any) -> TransformSpec:
 
 
 def read_as(cls: type[Described], raw: Any, rule: str) -> Described:
-    """Build a dataclass from the JSON values that `dataclasses.asdict` made of one.
+    """Build a dataclass from the JSON values that `dataclasses.asdict` made of it.
 
     Raises:
-        DataError: the values have another form; the text begins with the rule.
+        DataError: the values do not fit the dataclass; the message begins with `rule`.
     """
     try:
         return build(cls, raw)
@@ -237,7 +237,7 @@ def read_as(cls: type[Described], raw: Any, rule: str) -> Described:
 
 
 def json_number(value: float) -> float | int | str | None:
-    """Return a number in a form that JSON allows: NaN becomes null, infinity its name."""
+    """Return a number in a form that JSON allows: NaN becomes null, infinity becomes "inf" or "-inf"."""
     if isinstance(value, int) or math.isfinite(value):
         return value
     return None if math.isnan(value) else str(value)

@@ -1,1 +1,1 @@
-"""Shards -> batches, in an order that is a pure function of seed, epoch and position."""
+"""Make batches from shards; the order of rows is a pure function of seed, epoch and position."""

@@ -1,7 +1,7 @@
-"""Check that the fast evaluation decoder agrees with the exported graph; else it is not used.
+"""Check that the fast decoder for evaluation agrees with the exported graph; otherwise, it is not used.
 
-Checked twice: the pixels of some images before training, and the model's answers over the whole split,
-which decide the validation metrics.
+There are two checks: the pixels of some images before training, and the model's answers for the whole
+split, which decide the validation metrics.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.data.feed.images.split_images import ImageSplit
 from stoker.data.feed.pipeline import Feed
 
 NEEDED_SHARE = 0.999
-"""Least share of pixels that differ by at most `GRAY_LEVELS` from the graph's."""
+"""Minimum share of pixels that must differ from the graph's pixels by at most `GRAY_LEVELS`."""
 
 GRAY_LEVELS = 1
 
@@ -27,13 +27,13 @@ SAMPLE_ROWS = 64
 """Number of images that are compared before training, spread over the split."""
 
 TIE = 1e-5
-"""Scores that differ by at most this share of the row's largest are equal: about the error of float32
-sums of some hundred terms on a CPU. For less precise arithmetic see `train/loop/validation.py`."""
+"""Scores that differ by at most this share of the row's largest score count as equal. It is about the error
+of float32 sums of some hundred terms on a CPU; for less precise arithmetic see `train/loop/validation.py`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerAgreement:
-    """Comparison of a model's top-1 answers by the fast decoder and by the exported graph's."""
+    """Comparison of a model's top-1 answers with images from the fast decoder and from the exported graph's."""
 
     rows: int
     """Number of compared rows: the whole split."""
@@ -42,7 +42,7 @@ class AnswerAgreement:
     """Number of rows whose answers differ; ties do not count."""
 
     tolerance: float = TIE
-    """Largest difference of tied scores, as a share of the row's largest score."""
+    """Scores that differ by at most this share of the row's largest score are a tie."""
 
     @property
     def holds(self) -> bool:
@@ -51,11 +51,11 @@ class AnswerAgreement:
 
 
 def pixels_agree(images: ImageSplit, reference: Callable[[list[bytes]], NDArray[np.uint8]]) -> bool:
-    """Compare both decoders on `SAMPLE_ROWS` images, spread over the split.
+    """Return whether both decoders agree on `SAMPLE_ROWS` images, spread over the split.
 
     Args:
-        images: The fast path.
-        reference: Encoded images -> [batch, height, width, channels], by the exported graph.
+        images: The split, read by the fast decoder.
+        reference: Encoded images -> [batch, height, width, channels], decoded by the exported graph.
 
     Raises:
         DataError: a shard is damaged.
@@ -80,17 +80,17 @@ def compare_answers(
     batch_size: int,
     tolerance: float = TIE,
 ) -> AnswerAgreement:
-    """Ask a model about every row of a split, by both paths.
+    """Run a model on every row of a split with both decoders, and compare its answers.
 
     Args:
-        fast: The split as validation reads it.
-        reference: The same rows by the exported graph's decoder.
+        fast: The split as validation reads it, with the fast decoder.
+        reference: The same rows, decoded by the exported graph's decoder.
         answer: Features of a batch -> the model's scores, one tensor or several, each
-            [batch, ..., classes] or, of a yes or no, [batch, 1] or [batch].
-        thresholds: Threshold of a yes for each score: 0.5, or 0 for logits; repeated if there are
-            more scores.
+            [batch, ..., classes] or, for yes or no, [batch, 1] or [batch].
+        thresholds: For each tensor of scores, the score above which the answer is yes: 0.5, or 0 for
+            logits. The thresholds are repeated if there are more tensors.
         batch_size: Rows per batch.
-        tolerance: As in `other_answers`.
+        tolerance: See `other_answers`.
 
     Raises:
         DataError: a shard is damaged.
@@ -122,17 +122,17 @@ def compare_answers(
 def other_answers(
     scores: NDArray[Any], others: NDArray[Any], *, threshold: float, tolerance: float = TIE
 ) -> NDArray[np.bool_]:
-    """Return which rows' top-1 answers differ, without ties.
+    """Return for which rows the top-1 answers differ; ties do not count.
 
     Args:
-        scores: [rows, ..., classes], or [rows, 1] or [rows] of a yes or no.
-        others: The same by the other decoder.
-        threshold: Threshold of a yes.
-        tolerance: A difference counts only if one of the decoders separates the two answers by more
-            than this, as a share of the row's largest score or of 1.
+        scores: [rows, ..., classes] or, for yes or no, [rows, 1] or [rows]; with the first decoder.
+        others: The scores of the same rows with the other decoder.
+        threshold: The score above which the answer is yes.
+        tolerance: A difference counts only if the scores of the two answers differ, with either decoder, by
+            more than this share of the row's largest score (or of 1, if that is larger).
 
     Returns:
-        [rows] True where an answer of the row differs.
+        [rows] True if an answer of the row differs.
     """
     first, second = (_as_classes(each, threshold) for each in (scores, others))
     chosen, other = (each.argmax(-1)[..., np.newaxis] for each in (first, second))
@@ -146,7 +146,7 @@ def other_answers(
 
 
 def _as_classes(scores: NDArray[Any], threshold: float) -> NDArray[np.float64]:
-    """Return a yes or no as two classes; the score of the first is the threshold."""
+    """Return yes or no as two classes: the score of "no" is the threshold."""
     wide = scores.astype(np.float64)
     if wide.ndim > 1 and wide.shape[-1] > 1:
         return wide
@@ -163,7 +163,7 @@ def _features_of(feed: Feed) -> Callable[[Any], Any]:
 
 
 def _scores_of(answer: Callable[[Any], Any]) -> Callable[[Any], list[tf.Tensor]]:
-    """The model's scores; traced once for both feeds, since a large model takes seconds."""
+    """Return a function for the model's scores, traced once for both feeds: a large model takes seconds."""
 
     @tf.function(reduce_retracing=True)
     def scores(features: Any) -> list[tf.Tensor]:

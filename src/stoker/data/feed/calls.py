@@ -1,4 +1,4 @@
-"""The calls of a training run: each Python call runs many steps on its own rows."""
+"""The calls of a training run: each Python call of the train function runs several steps."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import tensorflow as tf
 from numpy.typing import NDArray
 
 RowOrder = Callable[[int, int, int], NDArray[np.int64]]
-"""Epoch, first and last position -> [last - first] rows of the split at these positions."""
+"""Function of epoch, first and last position (excluded) -> [last - first] row numbers at these positions."""
 
 plain = tf.autograph.experimental.do_not_convert
-"""For functions without a Python `if` or loop over tensors: their conversion costs more than tracing."""
+"""Decorator for functions without a Python `if` or loop over tensors: to convert them costs more than to
+trace them."""
 
 BLOCK_POSITIONS = 1 << 16
-"""Positions of the order that are computed at once: 0.5 MB of indices, some ms of one core."""
+"""Number of positions whose rows are computed at once: 0.5 MB of indices, some ms of one core."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -25,7 +26,7 @@ class Calls:
     """A range of a run's calls, counted over all its epochs."""
 
     rows: int
-    """Rows of an epoch."""
+    """Number of rows of an epoch."""
 
     batch_size: int
     """Rows per step; an epoch's last step may have fewer."""
@@ -43,28 +44,28 @@ class Calls:
     """The call after the last one."""
 
     skipped_steps: int = 0
-    """Steps of the first call that are already done, if a run resumes inside a call."""
+    """Number of steps of the first call that are already done, if a run resumes inside a call."""
 
     worker: int = 0
-    """The worker whose share of each step `steps` returns."""
+    """Index of the worker whose share of each step the method `steps` returns."""
 
     workers: int = 1
     """Number of workers that share each step. In a step with fewer rows than workers, every worker gets
     all rows."""
 
     share_rows: int = 0
-    """Rows of each worker in a full step of an elastic training, whose workers fill up one after the other: a
-    shorter step has rows for the first ones only. A worker without rows gets `share_rows` + 1 of them, which
-    it must not count. 0: the shares of a step differ by at most one row."""
+    """Maximum number of rows per worker and step, for elastic training. The first worker gets its full number
+    of rows before the second gets any, so a shorter step has rows only for the first workers. A worker without
+    rows gets `share_rows` + 1 rows, which it must not count. 0: the shares of a step differ by at most one row."""
 
     @property
     def call_rows(self) -> int:
-        """Rows of a whole call."""
+        """Number of rows of a full call."""
         return self.steps_per_call * self.batch_size
 
     @property
     def per_epoch(self) -> int:
-        """Calls of an epoch."""
+        """Number of calls per epoch."""
         return -(-self.rows // self.call_rows)
 
     @property
@@ -79,7 +80,7 @@ class Calls:
 
     @property
     def skipped_rows(self) -> int:
-        """Rows of the first call that are already done."""
+        """Number of rows of the first call that are already done."""
         return self.skipped_steps * self.batch_size
 
     def without_skipped(self, calls: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
@@ -95,7 +96,7 @@ class Calls:
         return calls.enumerate().map(cut)
 
     def indices(self, order: RowOrder) -> tf.data.Dataset[Any]:
-        """Return a dataset of the rows of each call, [rows] int64."""
+        """Return a dataset with the row numbers of each call, [rows] int64."""
         rows_of = _BlockedOrder(self, order)
 
         @plain
@@ -105,7 +106,7 @@ class Calls:
         return self.without_skipped(tf.data.Dataset.range(self.first, self.last).map(of_call))
 
     def steps(self, order: RowOrder) -> tf.data.Dataset[Any]:
-        """Return a dataset of this worker's rows of each step, [rows] int64, and the epoch."""
+        """Return a dataset with this worker's row numbers of each step, [rows] int64, and the epoch."""
         size = self.batch_size
 
         def filled(rows: tf.Tensor) -> tf.Tensor:
@@ -134,9 +135,9 @@ class Calls:
 
 
 class _BlockedOrder:
-    """Return the rows of a call, computed for a block of calls at a time.
+    """Return the rows of a call; the rows of a whole block of calls are computed at once.
 
-    A block costs about 0.6 ms even for few positions.
+    To compute a block takes about 0.6 ms, even for few positions.
     """
 
     def __init__(self, calls: Calls, order: RowOrder) -> None:

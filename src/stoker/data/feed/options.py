@@ -1,9 +1,9 @@
-"""Make any `tf.data.Dataset` faster by `tf.data.Options`, without changes to its code.
+"""Make any `tf.data.Dataset` faster with `tf.data.Options`, without changes to its code.
 
-TensorFlow rewrites the pipeline's graph when an iterator is made: a sequential `map` becomes
-parallel, map and batch become one operation, a prefetch is added at the end. Most of this is TensorFlow
-2.21's default, unless the pipeline says otherwise; here it is set explicitly, and what TensorFlow
-never does by itself (a memory budget, own threads, slack) is added.
+TensorFlow rewrites the pipeline's graph when an iterator is created: a sequential `map` becomes parallel, map
+and batch are merged into one operation, and a prefetch is added at the end. Most of this is the default of
+TensorFlow 2.21, unless the pipeline's own options turn it off; here it is set explicitly. A memory budget, a
+thread pool and slack, which TensorFlow never sets by default, are added.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from absl import logging
 from stoker.core.errors import ConfigError
 
 MEMINFO = Path("/proc/meminfo")
-"""Shows how much memory is available without swapping."""
+"""File with the amount of memory that is available without swapping."""
 
 CGROUP = Path("/sys/fs/cgroup")
-"""Shows a container's memory limit and use."""
+"""Folder with a container's memory limit and use."""
 
 
 _SHARED, _AS_MANY_AS_CORES = -1, 0
@@ -29,7 +29,7 @@ _SHARED, _AS_MANY_AS_CORES = -1, 0
 
 
 RAM_SHARE = 0.25
-"""Most of the free memory that autotuned buffers may take."""
+"""Maximum share of the free memory that autotuned buffers may use."""
 
 
 def tuned(
@@ -41,17 +41,17 @@ def tuned(
     ahead: int | None = None,
     slack: bool = False,
 ) -> tf.data.Dataset[Any]:
-    """Return a dataset that gives the same elements sooner.
+    """Return a dataset that makes the same elements faster.
 
     Args:
-        dataset: Any pipeline. These arguments override its own options.
-        deterministic: Whether elements keep their order. If not, a fast element may overtake a slow
-            one in a map that was written as parallel; a map that is made parallel here keeps the order.
-        autotune: Whether TensorFlow sets parallelism and buffers while the pipeline runs.
+        dataset: Any pipeline. The other arguments override its own options.
+        deterministic: Whether elements keep their order. If not, a `map` that was written as parallel may
+            return a fast element before a slow one; a `map` that becomes parallel here keeps the order.
+        autotune: Whether TensorFlow changes parallelism and buffers while the pipeline runs.
         threads: Size of a thread pool for this pipeline; None: the pipeline's own setting.
-        ahead: Elements that a last prefetch holds; None: as many as TensorFlow finds.
-        slack: Whether to hold the input back at the start of a step, where it would compete with the
-            step's own launch on the CPU. Worth trying if the step runs on an accelerator.
+        ahead: Number of elements that are prefetched at the end; None: TensorFlow chooses it.
+        slack: Whether to delay the input at the start of a step, when it would compete for the CPU with
+            the launch of the step. Worth trying if the step runs on an accelerator.
 
     Source: `tf.data.Options`, TensorFlow 2.21.
     """
@@ -65,7 +65,7 @@ def tuned(
     rewrites.inject_prefetch = True
     options.autotune.enabled = autotune
     if autotune:
-        # TensorFlow reads 0 as "no budget".
+        # For TensorFlow, 0 means "no budget".
         options.autotune.ram_budget = max(1, int(RAM_SHARE * free_memory_bytes()))
     if threads is not None:
         options.threading.private_threadpool_size = threads
@@ -74,15 +74,15 @@ def tuned(
     faster = dataset.with_options(options)
     if ahead is None and not slack:
         return faster
-    # TensorFlow applies slack only to a prefetch that comes after the options that request it.
+    # TensorFlow applies slack only to a prefetch that comes after the option.
     return faster.prefetch(tf.data.AUTOTUNE if ahead is None else ahead)
 
 
 def as_written(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
     """Return the dataset without TensorFlow's autotuning.
 
-    The autotuner's thread may miss the end of the iterator, and then delays it, and Python, until its next
-    check: up to a minute (TensorFlow 2.21; at a quarter of all ends).
+    The autotuner's thread may miss that an iterator was deleted. Then the deletion, and Python with it, waits
+    for the thread's next check, for up to a minute (TensorFlow 2.21; a quarter of all deletions).
     """
     options = tf.data.Options()
     options.autotune.enabled = False
@@ -90,10 +90,10 @@ def as_written(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
 
 
 def begun_early(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    """Return a dataset whose iterator prepares elements from its creation on.
+    """Return a dataset whose iterator starts to prepare elements as soon as it is created.
 
-    So the first batch is made while the step is traced. Not for a user-defined dataset: its Python
-    code could draw random numbers while the model does.
+    So the first batch is made while the step is traced. Do not use it for a user-defined dataset: its Python
+    code could draw random numbers at the same time as the model.
     """
     options = tf.data.Options()
     options.experimental_warm_start = True  # type: ignore[attr-defined]  # not in its stubs
@@ -101,17 +101,17 @@ def begun_early(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
 
 
 def with_own_threads(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    """Return the dataset with a thread pool of its own.
+    """Return the dataset with a private thread pool.
 
-    This is TensorFlow 2.21's default, unless the dataset sets an option. If one thread ran all operations,
-    an operation that waits for an element would wait for itself.
+    This is the default of TensorFlow 2.21, unless the dataset sets an option. Without it, all operations could
+    run in one thread, and an operation that waits for an element would wait forever.
     """
     if dataset.options().threading.private_threadpool_size != _SHARED:
         return dataset
     options = tf.data.Options()
     options.threading.private_threadpool_size = _AS_MANY_AS_CORES
     verbosity = logging.get_verbosity()
-    logging.set_verbosity(logging.ERROR)  # it would warn about this
+    logging.set_verbosity(logging.ERROR)  # TensorFlow would warn about this option
     try:
         return dataset.with_options(options)
     finally:
@@ -138,5 +138,5 @@ def _available_bytes() -> int:
             return int(rest.split()[0]) << 10
     raise ConfigError(
         f"{MEMINFO} must say how much memory is available",
-        fix="Only Linux has it: feed on Linux.",
+        fix="Only Linux has this file. Run Stoker on Linux.",
     )

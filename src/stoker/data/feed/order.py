@@ -1,8 +1,8 @@
 """The order of samples: a pure function of (seed, epoch, position), with no state to save.
 
-A permutation of [0, size) is a keyed Feistel network over the smallest even-bit domain that holds
-`size`, walked until it lands inside ("cycle walking"). Any position can be computed alone, so a run
-can resume at any position.
+The order is a permutation of [0, size): a keyed Feistel network over the smallest domain of an even number of
+bits that holds `size`. A result outside [0, size) is permuted again until it is inside ("cycle walking"). Each
+position can be computed independently of the others, so a run can resume at any position.
 
 Source: Black and Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002, section 4.
 """
@@ -15,10 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 _ROUNDS = 6
-"""Four rounds make a strong pseudo-random permutation of a large domain; two more for tiny ones."""
+"""Four rounds make a strong pseudo-random permutation of a large domain; tiny domains need two more."""
 
 _GOLDEN = 0x9E3779B97F4A7C15
-"""2**64 / golden ratio: splitmix64's increment."""
+"""2**64 divided by the golden ratio: the increment of splitmix64."""
 
 
 def shuffled_indices(
@@ -30,7 +30,7 @@ def shuffled_indices(
         positions: [n] positions within the epoch, each in [0, size).
         size: Number of samples in the dataset.
         seed: The run's seed.
-        epoch: The epoch, from 0; every epoch has its own order.
+        epoch: The epoch, from 0; every epoch has a different order.
 
     Returns:
         [n] indices into the dataset. Over all positions, each index appears exactly once.
@@ -59,7 +59,7 @@ def _rounds(keys: list[int], half_bits: int, *, lookups: int) -> list[_Round]:
 
     if lookups < 1 << half_bits:
         return [computed(key) for key in keys]
-    # A round has only 2**half_bits different inputs: a table takes a third of the time.
+    # A round has only 2**half_bits different inputs, so a table of all results takes a third of the time.
     every = np.arange(1 << half_bits)
     return [computed(key)(every).take for key in keys]
 
@@ -72,7 +72,7 @@ def _feistel(values: NDArray[np.int64], half_bits: int, rounds: list[_Round]) ->
 
 
 def mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """splitmix64's finalizer: a bijection in which every input bit reaches every output bit."""
+    """Return splitmix64's finalizer of each value: a bijection; every input bit affects every output bit."""
     values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return values ^ (values >> np.uint64(31))
@@ -84,6 +84,6 @@ def _round_keys(seed: int, epoch: int) -> list[int]:
     keys = []
     for _ in range(_ROUNDS):
         state = state + np.uint64(_GOLDEN)
-        # Below 2**63, so that adding a half of the domain cannot overflow.
+        # Keys are below 2**63, so that the sum of a key and half of a value cannot overflow.
         keys.append(int(mixed(state)[0] >> np.uint64(1)))
     return keys

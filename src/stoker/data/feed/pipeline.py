@@ -1,4 +1,4 @@
-"""Rows of a split -> batches for the step: kept in memory if they fit, else made as they are read."""
+"""Make batches for the step from the rows of a split. If all batches fit, they are made once and kept in memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.data.feed.stages import StageWork
 from stoker.data.feed.tables.rows import TableRows
 
 Raw = dict[str, Any]
-"""Raw columns by name, each [batch, ...]; an image column as `ImageFeed.read` returns it."""
+"""Raw column -> [batch, ...]; an image column has the form that `ImageFeed.read` returns."""
 
 
 RawRows = TableRows | ImageRows
@@ -25,7 +25,7 @@ RawRows = TableRows | ImageRows
 
 
 class Feed:
-    """Batches of one split: made once and kept in memory if they fit, else made each time.
+    """Batches of one split. If all fit, they are made once and kept in memory; else they are made in each epoch.
 
     Features are a pure function of a row, so both ways give the same batches in the same order.
     """
@@ -44,15 +44,16 @@ class Feed:
 
         Args:
             source: The raw rows.
-            prepare: Maps raw columns to the step's input: tensors, nested. Runs on the host, in
+            prepare: Maps raw columns to the step's input, a structure of tensors. Runs on the host, in
                 parallel with the step.
-            finish: Maps that to a batch, inside the compiled step.
-            memory_bytes: Most memory for batches; 0: none are kept.
-            reference: The same rows by the exported graph's decoder, if `source` has a faster one.
-            config: Number of threads, and of batches made ahead.
+            finish: Maps the step's input to a batch, inside the compiled step.
+            memory_bytes: Maximum memory for batches; 0: no batches are kept.
+            reference: The same rows, decoded by the exported graph's decoder, if `source` has a faster
+                decoder.
+            config: Number of threads, and number of batches that are prefetched.
 
         Raises:
-            DataError: a shard is missing, cut or damaged.
+            DataError: a shard is missing, truncated or damaged.
         """
         self.rows = source.rows
         self._source = source
@@ -71,11 +72,14 @@ class Feed:
 
     @property
     def whole_calls(self) -> bool:
-        """Whether an element of `shuffled` holds the rows of a whole call, to be cut into steps."""
+        """Whether an element of `shuffled` holds the rows of a whole call, which must be cut into steps."""
         return self.keeps_features or self._source.whole_calls
 
     def by_reference(self) -> Feed | None:
-        """Return the same rows by the exported graph's decoder, not kept; None if these already are."""
+        """Return a feed of the same rows with the exported graph's decoder, which keeps no batches.
+
+        None if this feed uses that decoder already.
+        """
         if self._reference is None:
             return None
         return Feed(
@@ -88,11 +92,11 @@ class Feed:
 
     @property
     def shares_rows(self) -> bool:
-        """Whether an element of `shuffled` holds the rows of one worker, else those of all."""
+        """Whether an element of `shuffled` holds only one worker's rows, not the rows of all workers."""
         return not self.whole_calls
 
     def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> Sequence[int]:
-        """Return the rows of the split at [first, last) of an epoch's order."""
+        """Return the row numbers at the positions [first, last) of an epoch's order."""
         found: Sequence[int] = self._source.order(seed=seed)(epoch, first, last).tolist()
         return found
 
@@ -105,11 +109,11 @@ class Feed:
         """Open the shuffled rows of some calls.
 
         Yields:
-            A prefetched dataset of arguments for `load`. If `whole_calls`, an element is all rows of a
-            call, which may be sliced along the first axis; else a batch.
+            A prefetched dataset of arguments for `load`. If `whole_calls`, an element holds all rows of a
+            call, and may be sliced along the first axis; else an element holds the rows of one batch.
 
         Raises:
-            DataError: a shard was changed, cut or damaged; names it.
+            DataError: a shard was changed, truncated or damaged; the error names it.
         """
         if self.keeps_features:
             indices = calls.indices(self._source.order(seed=calls.seed))
@@ -121,10 +125,10 @@ class Feed:
 
     @contextmanager
     def in_order(self, *, batch_size: int) -> Iterator[tf.data.Dataset[Any]]:
-        """Open one pass in stored order, for evaluation; an element is a batch for `load`.
+        """Open one pass in stored order, for evaluation; `load` converts each element to a batch.
 
         Raises:
-            DataError: as `shuffled`.
+            DataError: as in `shuffled`.
         """
         if self.keeps_features:
             yield as_written(tf.data.Dataset.range(self.rows).batch(batch_size))
@@ -133,7 +137,7 @@ class Feed:
             yield as_written(self._prepared(raw).prefetch(PREFETCHED))
 
     def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
-        """Return how batches are made if none are kept, up to the step's input."""
+        """Return the work to make the step's input, stage by stage, for `measure_stages`; no batch is kept."""
         yield from self._source.stages(batch_size=batch_size, samples=samples, seed=seed)
         with self._source.in_order(batch_size=batch_size) as raws:
             raw = next(iter(as_written(raws)))
@@ -142,7 +146,7 @@ class Feed:
             with tf.device("CPU:0"):
                 self._prepare(raw)
 
-        # After the reader is closed, because it works ahead and would be counted too.
+        # The reader must be closed first: it prefetches, and its work would be measured, too.
         yield StageWork(
             name="transform",
             samples=int(tf.nest.flatten(raw)[0].shape[0]),
@@ -151,10 +155,10 @@ class Feed:
         )
 
     def load(self, element: Any) -> Any:
-        """Convert an element, or a part of it, to the batch; call it inside the compiled step.
+        """Convert an element, or a slice of it, to the batch; call it inside the compiled step.
 
-        Batches in memory are gathered on the device: passing 31 tensors one by one cost 0.7 ms per
-        batch, more than a small model's step.
+        If all batches are in memory, an element holds row numbers, and the rows are gathered on the device. To
+        pass 31 tensors one by one would cost 0.7 ms per batch, more than a small model's step.
         """
         if self._kept is None:
             return self._finish(element)
@@ -166,7 +170,7 @@ class Feed:
     def _make_all(self, memory_bytes: int) -> Any | None:
         """Make all rows as one batch; return None if they do not fit."""
         parts: list[Any] = []
-        # In the host's memory, which `memory_bytes` limits.
+        # The batches are kept in the host's memory, which `memory_bytes` limits.
         with tf.device("CPU:0"), self._source.in_order(batch_size=ROWS_AT_ONCE) as raws:
             for raw in as_written(raws):
                 parts.append(self._finish(self._prepare(raw)))
@@ -182,13 +186,13 @@ class Feed:
 
 
 PREFETCHED = 8
-"""Batches made ahead of the step: enough to cover a pause of some steps."""
+"""Number of batches that are prefetched: enough to bridge an interruption of some steps."""
 
 ROWS_AT_ONCE = 1024
-"""Rows that are made in one call: large compared with the cost of a call, small in memory."""
+"""Number of rows that are made in one call: enough that the cost of a call does not matter, but little memory."""
 
 STRING_BYTES = 64
-"""Assumed memory of a string tensor's element."""
+"""Memory that is assumed for one element of a string tensor."""
 
 
 def as_it_is(element: Any) -> Any:

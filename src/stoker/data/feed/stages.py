@@ -1,7 +1,7 @@
-"""The CPU time per sample of each input stage, and which stage is the bottleneck.
+"""Measure the CPU time per sample of each input stage, and find the stage that is the bottleneck.
 
-Each stage of a feed runs alone on real records. For a `tf.data` pipeline of the user, TensorFlow measures
-the stages itself: see `dataset_stages`.
+Each stage of a feed is run alone on real records. The stages of a user's `tf.data` pipeline are measured by
+TensorFlow itself; see `dataset_stages`.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ import tensorflow as tf
 from stoker.core.errors import UserError
 
 MEASURED_S = 0.05
-"""Least CPU time of a measurement: some of the scheduler's time slices."""
+"""Minimum CPU time of a measurement, seconds: several time slices of the scheduler."""
 
 MIN_RUNS = 3
-"""Least number of runs of a stage, so that a short disturbance affects only one of them."""
+"""Minimum number of runs of a stage, so that a short disturbance affects only one of them."""
 
 MAX_RUNS = 50
-"""Most runs of a stage that takes almost no time."""
+"""Maximum number of runs of a stage; a stage that takes almost no time reaches it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,16 +32,16 @@ class StageCost:
     """The cost of one stage."""
 
     name: str
-    """Name of the stage; in a `tf.data` pipeline TensorFlow's name of the operation."""
+    """Name of the stage; in a `tf.data` pipeline, TensorFlow's name for the operation."""
 
     cpu_s_per_sample: float
     """CPU time per sample over all threads, seconds."""
 
     parallelism: float
-    """Most samples or batches that it processes at once."""
+    """Maximum number of samples or batches that the stage processes at the same time."""
 
     share: float
-    """Its share of the CPU time of all stages, 0 to 1."""
+    """The stage's share of the CPU time of all stages, 0 to 1."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -52,29 +52,29 @@ class StageWork:
     """Name of the stage."""
 
     samples: int
-    """Number of samples of a run."""
+    """Number of samples that one run processes."""
 
     parallelism: int
-    """Number of its threads."""
+    """Number of the stage's threads."""
 
     run: Callable[[], object]
-    """One run."""
+    """Function that runs the stage once."""
 
 
 def measure_stages(stages: Iterable[StageWork]) -> tuple[StageCost, ...]:
     """Run each stage of a feed alone and measure the CPU time of this process.
 
-    TensorFlow's and the decoder's threads are counted too, so nothing else in the process may work for
-    long.
+    The time of all threads counts, including TensorFlow's and the decoder's. So nothing else in the process may
+    use much CPU time meanwhile.
 
     Args:
-        stages: Those of a `stoker.data.feed.pipeline.Feed`.
+        stages: The stages of a `stoker.data.feed.pipeline.Feed`.
 
     Returns:
-        The stages in the samples' order.
+        The costs of the stages, in the order in which samples pass them.
 
     Raises:
-        DataError: a shard is missing, cut or damaged.
+        DataError: a shard is missing, truncated or damaged.
     """
     found = []
     for stage in stages:
@@ -85,7 +85,7 @@ def measure_stages(stages: Iterable[StageWork]) -> tuple[StageCost, ...]:
 
 
 def bottleneck(stages: Sequence[StageCost]) -> StageCost:
-    """Return the stage with the lowest throughput, given its threads.
+    """Return the stage with the lowest throughput, if each stage uses all of its threads.
 
     Raises:
         ValueError: `stages` is empty.
@@ -94,7 +94,7 @@ def bottleneck(stages: Sequence[StageCost]) -> StageCost:
 
 
 def _cpu_s(run: Callable[[], object]) -> float:
-    """Return the CPU seconds of a run, the median of several."""
+    """Return the CPU time of a run, seconds: the median of several runs."""
     cpu_times_s: list[float] = []
     while len(cpu_times_s) < MIN_RUNS or (
         sum(cpu_times_s) < MEASURED_S and len(cpu_times_s) < MAX_RUNS
@@ -106,7 +106,7 @@ def _cpu_s(run: Callable[[], object]) -> float:
 
 
 def with_shares(found: Sequence[tuple[str, float, float]]) -> tuple[StageCost, ...]:
-    """Return stages from (name, CPU seconds per sample, parallelism), each with its share."""
+    """Make stages from (name, CPU seconds per sample, parallelism), and compute the share of each."""
     total = sum(cost for _, cost, _ in found)
     return tuple(
         StageCost(
@@ -120,18 +120,19 @@ def with_shares(found: Sequence[tuple[str, float, float]]) -> tuple[StageCost, .
 
 
 def dataset_stages(dataset: tf.data.Dataset[Any], *, elements: int) -> tuple[StageCost, ...]:
-    """Read the beginning of a dataset, and return what TensorFlow's model of it says of its stages.
+    """Read some elements of a dataset, and return the costs of its stages that TensorFlow measured.
 
-    TensorFlow times the threads that work on a stage, without their waits for the stage before. If more
-    threads want to run than there are cores, the time in the queue counts too. Costs are per element
-    of the stage, so elements in between do not distort them.
+    TensorFlow times the threads that work on a stage, without their waits for the previous stage. If more
+    threads are ready to run than there are cores, their wait for a core counts, too. Each stage's time is
+    divided by the elements that this stage made, so elements that are still buffered between stages do not
+    distort it.
 
     Args:
-        dataset: Its elements are batches, its autotuner is on. After its end it is read again.
-        elements: How many elements are read, at least 1.
+        dataset: A dataset of batches whose autotuner is on. If it ends, it is read again.
+        elements: Number of elements to read, at least 1.
 
     Returns:
-        From the source on, per row of the batches; stages of one name are numbered.
+        The costs per row of the batches, beginning at the source. Stages with the same name are numbered.
 
     Raises:
         UserError: the dataset is empty, or its autotuner is off.
@@ -151,14 +152,14 @@ def dataset_stages(dataset: tf.data.Dataset[Any], *, elements: int) -> tuple[Sta
         model = tf.data.experimental.get_model_proto(iterator)
     except tf.errors.NotFoundError as error:
         raise UserError(
-            "the stages of a dataset are known only while TensorFlow's autotuner is on",
-            fix="Leave `autotune.enabled` of its options alone.",
+            "the stages of a dataset can be measured only if TensorFlow's autotuner is on",
+            fix="Do not turn off `autotune.enabled` in the dataset's options.",
         ) from error
     return model_stages(model, samples_per_element=rows / elements)
 
 
 def model_stages(model: Any, *, samples_per_element: float) -> tuple[StageCost, ...]:
-    """Return the costs that a `ModelProto` holds, with a mean number of rows per element."""
+    """Return the costs in a `ModelProto`, per sample; an element has `samples_per_element` on average."""
     found = _Costs(model).in_order()
     return with_shares(
         [(name, cost / samples_per_element, at_once) for name, cost, at_once in found]
@@ -166,7 +167,7 @@ def model_stages(model: Any, *, samples_per_element: float) -> tuple[StageCost, 
 
 
 class _Costs:
-    """The costs of a model's nodes per element of the whole pipeline."""
+    """The costs of a model's nodes, per element that the whole pipeline returns."""
 
     def __init__(self, model: Any) -> None:
         self._nodes = model.nodes
@@ -174,7 +175,10 @@ class _Costs:
         self._add(model.output, 1.0, ())
 
     def in_order(self) -> Iterator[tuple[str, float, float]]:
-        """Yield name, CPU seconds per output and parallelism from the source on; equal names numbered."""
+        """Yield name, CPU seconds per output and parallelism of each stage, beginning at the source.
+
+        Stages with the same name are numbered.
+        """
         count_by_name: Counter[str] = Counter()
         for name, cost, at_once in self._found.values():
             count_by_name[name] += 1
@@ -188,9 +192,9 @@ class _Costs:
         """Add the inputs of a node, then the node.
 
         Args:
-            number: Its key.
-            per_output: Number of its elements per output of the pipeline.
-            path: Its position; the pipelines of an interleave share one.
+            number: Key of the node.
+            per_output: Number of the node's elements per element that the pipeline returns.
+            path: Position of the node; the inner pipelines of an interleave have the same position.
         """
         node = self._nodes[number]
         inputs = [key for key in node.inputs if key in self._nodes]
@@ -206,7 +210,7 @@ class _Costs:
             if self._elements(key):
                 share = self._elements(key) / total
                 self._add(key, per_output * share, (*path, "in turn"))
-        # The root only counts outputs.
+        # The root is not a stage; it only counts the elements that the pipeline returns.
         if path:
             cost = per_output * node.processing_time * 1e-9 / max(1, node.num_elements)
             _, before, at_once = self._found.get(path, (node.name, 0.0, 1.0))
@@ -222,7 +226,7 @@ def _parallelism(node: Any) -> float:
 
 
 _INTERLEAVES = (1, 2)
-"""`NodeClass` of stages with a pipeline for each element: interleave, flat_map."""
+"""`NodeClass` of stages that run an inner pipeline for each element: interleave, flat_map."""
 
 _KNOWN_RATIOS = (3, 4)
 """`NodeClass` of stages with a fixed number of inputs per output."""

@@ -1,4 +1,4 @@
-"""Converts records to shards, and writes their manifest."""
+"""Ingest: convert a source's records to shards, and write their manifest."""
 
 from stoker.data.ingest.describe import ColumnDescription, SourceDescription, describe_source
 from stoker.data.ingest.run import Consumer, ingest

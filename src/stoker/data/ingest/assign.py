@@ -1,9 +1,9 @@
-"""Which split a record belongs to: a function of the seed, its content, and the number of equal records before it.
+"""Assign records to splits: by the seed, the record's content, and the number of equal records before it.
 
 Equal records are interchangeable, so the order of files and records does not change the content of a
-split. The numbers below must never change: they decide every split.
+split. The constants in this module must never change, because every split depends on them.
 
-Source: splitmix64 (Steele, Lea, Flood 2014), finaliser by David Stafford (variant 13).
+Source: splitmix64 (Steele, Lea, Flood 2014), finalizer by David Stafford (variant 13).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.data.columns import Column
 Hashes = NDArray[np.uint64]
 
 _MISSING = 0x6D697373696E6721
-"""Used for a missing number; any constant that is an unlikely value."""
+"""Bits that are hashed for a missing number: an arbitrary constant that is unlikely to be a value."""
 
 _GAMMA = np.uint64(0x9E3779B97F4A7C15)
 _MIX_1 = np.uint64(0xBF58476D1CE4E5B9)
@@ -33,12 +33,12 @@ class SplitRule:
     """Assigns records to splits by their content."""
 
     def __init__(self, shares: Mapping[str, float], *, seed: int, split_by: str | None) -> None:
-        """Prepare the shares; their order in the settings does not matter.
+        """Set the rule; the order of `shares` does not matter.
 
         Args:
             shares: Split -> share of the records.
             seed: A different seed gives different splits.
-            split_by: The only column that counts; None: all of them, or for images their bytes.
+            split_by: The only column that decides the split; None: all columns or, for images, their bytes.
         """
         self.names = tuple(sorted(shares))
         self._bounds = np.cumsum([shares[name] for name in self.names])[:-1]
@@ -46,30 +46,30 @@ class SplitRule:
         self._split_by = split_by
 
     def assign(self, table: pa.Table, columns: Sequence[Column]) -> NDArray[np.intp]:
-        """[rows] the index into `names` of each record's split.
+        """Return the index into `names` of each record's split: [rows].
 
         Args:
             table: The records, as a shard stores them.
-            columns: The types of its columns.
+            columns: The types of the table's columns.
         """
         return self.deal(self.content(table, columns))
 
     def content(self, table: pa.Table, columns: Sequence[Column]) -> Hashes:
-        """[rows] a hash of the parts of each record that decide its split.
+        """Return a hash of the parts of each record that decide its split: [rows].
 
         Args:
             table: The records, as a shard stores them.
-            columns: The types of its columns.
+            columns: The types of the table's columns.
         """
         return hash_rows(table, self.deciding(columns))
 
     def deal(self, content: Hashes, copies: NDArray[np.int64] | None = None) -> NDArray[np.intp]:
-        """[rows] the index into `names` of each record's split.
+        """Return the index into `names` of each record's split: [rows].
 
         Args:
-            content: [rows] their hashes, see `content`.
-            copies: [rows] number of each record among equal ones, from 0; None: all go to the split of the first
-                goes.
+            content: [rows] hashes of the records; see `content`.
+            copies: [rows] number of equal records before each record; None: equal records are assigned to the
+                same split.
         """
         if copies is not None:
             salts = _mixed(copies.astype(np.uint64))
@@ -78,7 +78,7 @@ class SplitRule:
         return np.searchsorted(self._bounds, uniform, side="right")
 
     def deciding(self, columns: Sequence[Column]) -> list[Column]:
-        """The columns that decide a record's split."""
+        """Return the columns that decide a record's split."""
         if self._split_by is not None:
             return [column for column in columns if column.name == self._split_by]
         images = [column for column in columns if column.dtype == "image"]
@@ -86,11 +86,11 @@ class SplitRule:
 
 
 def hash_rows(table: pa.Table, columns: Sequence[Column]) -> Hashes:
-    """[rows] a hash of each record's values in those columns: the sum of one hash per column.
+    """Return a hash of each record's values in these columns, the sum of a hash per column: [rows].
 
     Args:
         table: The records, as a shard stores them.
-        columns: The columns that count, in any order.
+        columns: The columns to hash, in any order.
     """
     total = np.zeros(table.num_rows, np.uint64)
     for column in columns:
@@ -101,7 +101,10 @@ def hash_rows(table: pa.Table, columns: Sequence[Column]) -> Hashes:
 
 
 def _value_hashes(column: Column, values: pa.ChunkedArray) -> Hashes:
-    """[rows] a hash of each value; 3 and 3.0 are one value, so a gap elsewhere changes nothing."""
+    """Return a hash of each value: [rows].
+
+    3 and 3.0 have the same hash: if any value of a column is missing, all its integers become floats.
+    """
     if column.length is not None:
         items = _value_hashes(replace(column, length=None), pc.list_flatten(values))
         if column.is_ragged:
@@ -125,7 +128,7 @@ def _value_hashes(column: Column, values: pa.ChunkedArray) -> Hashes:
 
 
 def _list_hashes(items: Hashes, lengths: NDArray[np.int32]) -> Hashes:
-    """[rows] a hash of each list, as for vectors: the sum over its values, each with its position."""
+    """Return a hash of each list, computed as for vectors from its values and their positions: [rows]."""
     ends = np.cumsum(lengths, dtype=np.int64)
     starts = ends - lengths
     places = np.arange(len(items)) - np.repeat(starts, lengths)
@@ -135,7 +138,7 @@ def _list_hashes(items: Hashes, lengths: NDArray[np.int32]) -> Hashes:
 
 
 def _bytes_hashes(values: pa.Array) -> Hashes:
-    """One digest per distinct value: a column of categories has few."""
+    """Return a digest of each string: [rows]. It is computed once per distinct value; categories have few."""
     encoded = values.dictionary_encode()
     if not len(encoded):
         return np.zeros(0, np.uint64)
@@ -145,7 +148,7 @@ def _bytes_hashes(values: pa.Array) -> Hashes:
 
 
 def _each_digest(values: pa.ChunkedArray) -> Hashes:
-    """One digest per value, without copying it: images hardly ever repeat."""
+    """Return a digest of each image: [rows]. Images rarely repeat, so each is hashed; its bytes are not copied."""
     found = (_digest(value.as_buffer() or b"") for chunk in values.chunks for value in chunk)
     return np.fromiter(found, np.uint64, len(values))
 
@@ -155,7 +158,7 @@ def _digest(value: bytes | pa.Buffer) -> int:
 
 
 def _mixed(values: Hashes) -> Hashes:
-    """Every bit of the input changes every bit of the output with even odds."""
+    """Mix the bits of each value: every bit of the input changes every bit of the output with probability 1/2."""
     mixed = values + _GAMMA
     mixed = (mixed ^ (mixed >> np.uint64(30))) * _MIX_1
     mixed = (mixed ^ (mixed >> np.uint64(27))) * _MIX_2

@@ -1,4 +1,4 @@
-"""Describes the content of a source, without writing anything: used by `stoker init --from`."""
+"""Describe the content of a source for `stoker init --from`; nothing is written."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from stoker.data.sources.records import Assumption, silent
 from stoker.data.sources.source import Source, list_source, open_source, workers_for
 
 MAX_DISTINCT = 1000
-"""Most distinct values that are counted; a column with more is not a set of categories."""
+"""Maximum number of distinct values that are counted; a column with more does not hold categories."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnDescription:
-    """One column and how many different values it has."""
+    """One column, and its number of different values."""
 
     column: Column
-    """Its name and type."""
+    """The column's name and type."""
 
     distinct: int | None
-    """Number of different values, including the missing one; for vectors, over all their elements. None
-    if there are more than `MAX_DISTINCT`, and for images."""
+    """Number of different values; a missing value counts as one. In vectors and lists, the elements are
+    counted. None for images, and if there are more than `MAX_DISTINCT` values."""
 
     missing: int
-    """Records without a value; for vectors, the missing values in them."""
+    """Number of records without a value; for vectors and lists, number of missing elements."""
 
     lengths: int = 1
-    """Number of different lengths of its lists; 1 if a column has no lists of varying length."""
+    """Number of different lengths of the column's lists; 1 if it does not hold lists of varying length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +40,10 @@ class SourceDescription:
     """The content of a source."""
 
     format: Format
-    """The format of its files."""
+    """The format of the source's files."""
 
     columns: tuple[ColumnDescription, ...]
-    """In the source's order."""
+    """The columns, in the source's order."""
 
     rows: int
     """Number of valid records."""
@@ -52,17 +52,17 @@ class SourceDescription:
     """Number of invalid records."""
 
     classes: dict[str, int]
-    """For a folder of images: class -> number of files; else empty."""
+    """Class -> number of files, for a folder of images; else empty."""
 
     assumptions: tuple[Assumption, ...] = ()
-    """Assumptions about how columns are read that the user should know."""
+    """Assumptions about how columns are read; the user is warned about them."""
 
 
 def describe_source(config: IngestConfig) -> SourceDescription:
-    """Read a whole source, and write nothing.
+    """Read a whole source and describe its content.
 
     Args:
-        config: What to read; `max_bad_rows` does not count here, bad records are only counted.
+        config: The source and how to read it; `max_bad_rows` is ignored, bad records are only counted.
 
     Raises:
         DataError: a file cannot be read at all.
@@ -93,7 +93,7 @@ def _described(source: Source) -> SourceDescription:
 
 
 class _Values:
-    """The different values of one column, if they are few."""
+    """Counts the different values of one column, up to `MAX_DISTINCT`, and the missing values."""
 
     def __init__(self, column: Column) -> None:
         self.column = column

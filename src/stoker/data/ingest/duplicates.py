@@ -1,9 +1,9 @@
-"""How records that occur more than once are assigned to splits: `data.duplicates`.
+"""Assign records that occur more than once to splits, according to the setting `data.duplicates`.
 
-The hashes seen so far, and how often each was seen, are in sorted runs of falling sizes, as in a
-log-structured merge tree: 12 bytes per distinct record, and 15 while two runs are merged. Above
-`MEMORY_BYTES` the largest runs are moved to files without a name, so a killed process leaves none of
-them. Such a file is mapped; the kernel may evict its pages.
+The hashes of all records so far, and a count for each hash, are kept in sorted runs, the largest first, as in
+a log-structured merge tree: 12 bytes per distinct record, and 15 bytes while two runs are merged. Above
+`MEMORY_BYTES`, the largest runs are moved to files without a name, which do not remain if the process is
+killed. Such a file is mapped into memory, and the kernel may evict its pages.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker.data.sources.config import IngestConfig
 from stoker.data.sources.records import Block
 
 NO_SPLIT = -1
-"""Instead of a split's index: the record is left out."""
+"""Value for a record that is left out, instead of the index of a split."""
 
 
 class Dealer:
@@ -42,10 +42,10 @@ class Dealer:
         """Start without records.
 
         Args:
-            config: The setting `data.duplicates`.
-            rule: The split of each content.
+            config: Settings of ingest, of which `duplicates` and `split_by` are used.
+            rule: Assigns each record to a split by its content.
             columns: The columns of the records.
-            folder: For temporary files.
+            folder: Folder for temporary files.
             ignored: Columns in which copies may differ.
         """
         self.dropped = 0
@@ -60,7 +60,10 @@ class Dealer:
             self._counter = CopyCounter(folder)
 
     def deal(self, block: Block) -> NDArray[np.intp]:
-        """[rows] the index of each record's split, or `NO_SPLIT`; each block once, in order."""
+        """Return the index of each record's split, or `NO_SPLIT`: [rows].
+
+        Call it once for each block, in the order of the source.
+        """
         content = block.content
         if content is None:
             content = self._rule.content(block.table, self._columns)
@@ -75,38 +78,38 @@ class Dealer:
         return np.where(is_copy, NO_SPLIT, self._rule.deal(content))
 
     def close(self) -> None:
-        """Free the disk."""
+        """Delete the temporary files."""
         if self._counter is not None:
             self._counter.close()
 
 
 MEMORY_BYTES = 256 << 20
-"""Most bytes of runs in memory."""
+"""Maximum size of all runs in memory, bytes."""
 
 GROWTH = 4
-"""A run is at least this many times as large as the next: few runs to search, few merges."""
+"""Each run is at least this many times as large as the next, so that few runs are searched and few merged."""
 
 CHUNK = 1 << 17
-"""Entries of a run that are copied at a time while another run is merged into it."""
+"""Number of entries of a run that are moved at a time while another run is merged into it."""
 
 
 class CopyCounter:
-    """Numbers records with equal hashes, over all blocks."""
+    """Numbers the records that have the same hash, over all blocks."""
 
     def __init__(self, folder: Path) -> None:
         """Start without records.
 
         Args:
-            folder: Where files are created, if memory does not suffice.
+            folder: Folder for the files that are created if memory is not sufficient.
         """
         self._folder = folder
         self._runs: list[_Run] = []
 
     def number(self, content: Hashes) -> NDArray[np.int64]:
-        """[rows] how many records with the same hash came before each, in this or earlier blocks.
+        """Return, for each record, the number of records with the same hash that came before it: [rows].
 
         Args:
-            content: [rows] the hashes of a block's records, in order.
+            content: [rows] hashes of a block's records, in order.
 
         Raises:
             OSError: the disk is full.
@@ -131,7 +134,12 @@ class CopyCounter:
         return numbers
 
     def _count(self, keys: Hashes, times: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Count sorted, distinct hashes; return how often each had been counted before."""
+        """Add hashes and how often they occur; return how often each occurred before.
+
+        Args:
+            keys: [keys] distinct hashes, ascending.
+            times: [keys] number of records with each hash.
+        """
         earlier = np.zeros(len(keys), np.int64)
         unseen = np.arange(len(keys))
         for run in self._runs:
@@ -146,7 +154,7 @@ class CopyCounter:
         return earlier
 
     def _settle(self) -> None:
-        """Merge runs until each is `GROWTH` times the next, and keep within the memory limit."""
+        """Merge runs until each is at least `GROWTH` times as large as the next; keep to the memory limit."""
         while len(self._runs) > 1 and len(self._runs[-2].keys) < GROWTH * len(self._runs[-1].keys):
             last = self._runs.pop()
             self._runs[-1].take_in(last)
@@ -157,10 +165,10 @@ class CopyCounter:
 
 
 class _Run:
-    """Sorted hashes, and how often each was seen."""
+    """Sorted hashes, and the number of records with each hash."""
 
     def __init__(self, keys: Hashes, counts: NDArray[np.uint32]) -> None:
-        """Take ownership of arrays."""
+        """Use these arrays; they will be changed."""
         self.keys, self.counts = keys, counts
         self._files: list[IO[bytes]] = []
 
@@ -173,13 +181,13 @@ class _Run:
         return self.keys.nbytes + self.counts.nbytes
 
     def find(self, keys: Hashes) -> tuple[NDArray[np.intp], NDArray[np.bool_]]:
-        """The positions of the keys that this run contains, and [keys] which of them it contains."""
+        """Return the positions in this run of the keys that it contains; and [keys] whether it contains each."""
         places = np.searchsorted(self.keys, keys)
         found = self.keys[np.minimum(places, len(self.keys) - 1)] == keys
         return places[found], found
 
     def take_in(self, other: _Run) -> None:
-        """Insert the entries of a smaller run, none of whose keys are here."""
+        """Insert the entries of a smaller run; this run must not contain any of its keys."""
         places = np.searchsorted(self.keys, other.keys)
         size = len(self.keys)
         self._resize(size + len(other.keys))
@@ -187,7 +195,7 @@ class _Run:
         _insert(self.counts, size, places, other.counts)
 
     def move_to_disk(self, folder: Path) -> None:
-        """Move the entries to files that are deleted when this process ends."""
+        """Move the entries to files, which the kernel deletes when this process ends."""
         keys, counts = self.keys, self.counts
         with contextlib.ExitStack() as opened:
             files: list[IO[bytes]] = [
@@ -200,7 +208,7 @@ class _Run:
             opened.pop_all()
 
     def close(self) -> None:
-        """Free the files."""
+        """Close the files, which deletes them."""
         for file in self._files:
             file.close()
 
@@ -209,24 +217,27 @@ class _Run:
             self.keys = _mapped(self._files[0], self.keys.dtype, size)
             self.counts = _mapped(self._files[1], self.counts.dtype, size)
             return
-        # In place: a second copy of a large run would double the memory.
+        # Resize in place: a second copy of a large run would double the memory.
         self.keys.resize(size, refcheck=False)
         self.counts.resize(size, refcheck=False)
 
 
 def _mapped(file: IO[bytes], dtype: np.dtype[Any], size: int) -> NDArray[Any]:
-    """Map a file as an array. Its blocks are reserved first: writing to a page without one is SIGBUS."""
+    """Map a file into memory as an array.
+
+    Blocks of the disk are reserved first: on a full disk, writing to a page without a block would be SIGBUS.
+    """
     os.posix_fallocate(file.fileno(), 0, size * dtype.itemsize)
     return np.memmap(file, dtype, "r+", shape=(size,))
 
 
 def _insert(array: NDArray[Any], size: int, places: NDArray[np.intp], values: NDArray[Any]) -> None:
-    """`np.insert` in place, from the end in chunks.
+    """Insert values into an array as `np.insert` does, but in place: chunk by chunk, from the end.
 
     Args:
         array: [size + values] entries, of which the first `size` are set.
         size: Number of entries that are set.
-        places: [values] ascending indices in front of which the values are inserted.
+        places: [values] ascending indices; each value is inserted before the entry at its index.
         values: [values] the values to insert.
     """
     stop, until = size, len(values)

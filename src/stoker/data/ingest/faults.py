@@ -1,4 +1,4 @@
-"""Counts the invalid records of an ingest, up to the limit `data.max_bad_rows`."""
+"""Count the invalid records of an ingest, and enforce the limit `data.max_bad_rows`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.data.sources.written_numbers import guess
 
 
 class Faults:
-    """The bad records so far, and whether they are too many."""
+    """The bad records so far, and the limit for their number."""
 
     def __init__(self, config: IngestConfig) -> None:
         """Start without bad records."""
@@ -22,7 +22,7 @@ class Faults:
         self._config = config
 
     def add(self, block: Block) -> None:
-        """Count the bad records of one more block."""
+        """Add the bad records of the next block."""
         self.count += block.bad
         room = self._config.max_bad_rows + SHOWN_FAULTS - len(self.listed)
         self.listed += block.faults[:room]
@@ -32,7 +32,7 @@ class Faults:
         self.listed, self.count = list(faults), bad
 
     def bad_rows(self) -> tuple[BadRow, ...]:
-        """The bad records for the manifest."""
+        """Return the bad records in the form that the manifest holds."""
         return tuple(
             BadRow(file=fault.file, row=fault.row, column=fault.column, reason=fault.reason)
             for fault in self.listed
@@ -40,14 +40,14 @@ class Faults:
 
     @property
     def too_many(self) -> bool:
-        """Whether there are more than `data.max_bad_rows` permits."""
+        """Whether there are more bad records than `data.max_bad_rows` allows."""
         return self.count > self._config.max_bad_rows
 
     def check(self) -> None:
-        """Check that there are not too many.
+        """Check that there are not too many bad records.
 
         Raises:
-            DataError: there are too many; the first ones are named.
+            DataError: there are too many; the error names the first ones.
         """
         if not self.too_many:
             return
@@ -62,15 +62,18 @@ class Faults:
         elif odd:
             hint = f"Fix them; or set {as_lists(odd.column)} to read lists of any length; or"
         raise DataError(
-            f"every record must be readable, except for data.max_bad_rows: {allowed}; "
-            f"bad are {'; '.join(map(_text, first))}{rest}",
+            f"at most {allowed} records may be bad (data.max_bad_rows); "
+            f"bad records: {'; '.join(map(_text, first))}{rest}",
             got=Plain(f"{self.count:,} bad record{'s' if self.count > 1 else ''}"),
             fix=f"{hint} leave them out with --set data.max_bad_rows={self.count}.",
         )
 
 
 def _of_each_kind(faults: Sequence[Fault]) -> list[Fault]:
-    """Return the faults to name: the first of each kind, then others, in the order of the data."""
+    """Return the faults that the error names, in the order of the data.
+
+    The first fault of each kind is chosen before others.
+    """
     kinds: dict[tuple[str, str], int] = {}
     for index, fault in enumerate(faults):
         kinds.setdefault((fault.column, _VALUES.sub("", fault.reason)), index)
@@ -80,13 +83,14 @@ def _of_each_kind(faults: Sequence[Fault]) -> list[Fault]:
 
 
 _VALUES = re.compile(r"'.*'|\d+")
-"""What differs between reasons of one kind."""
+"""Parts of a reason (quoted values, numbers) that may differ between faults of the same kind."""
 
 
 def _type(fault: Fault) -> str:
-    """The type with which a failed number column could be read: the value may be a number in written form.
+    """Return the type with which a failed column of numbers could be read.
 
-    Its decimal mark must be a point, since the rest of the column has plain numbers.
+    If the bad value is a number in written form, such as "1,234.5 kg", the type is an example of that form. Its
+    decimal mark must be a point, because the other values of the column are plain numbers. Otherwise: string.
     """
     shown = _NOT_A_NUMBER.fullmatch(fault.reason)
     number = guess([shown[1], "0"]) if shown else None
@@ -96,7 +100,7 @@ def _type(fault: Fault) -> str:
 _NOT_A_NUMBER = re.compile(r"'(.+)' is not a number")
 
 
-_OTHER_LENGTH = re.compile(r"a vector of length \d+ where|it holds \d+ values where one")
+_OTHER_LENGTH = re.compile(r"a vector of length \d+ instead|it holds \d+ values instead")
 
 
 def _text(fault: Fault) -> str:

@@ -1,9 +1,8 @@
-"""The position of each image in a shard's file, for random access; stored next to the shard.
+"""The index of a shard: position, length, CRC32C and size of each image, for random access.
 
-A shard's images are neither compressed nor dictionary-encoded, so in Parquet's PLAIN encoding each
-one's bytes are contiguous, and can be read without decoding a page. The index contains position, length,
-CRC32C and size of every image. It is built from the written shard, so that it describes
-the content of the disk.
+Images in a shard are neither compressed nor dictionary-encoded. So in Parquet's PLAIN encoding, the bytes of
+an image are contiguous, and can be read without decoding a page. The index is a file next to the shard. It is
+built from the written shard, so that it describes what is on the disk.
 
 Source: the Parquet format, "Plain" encoding: a BYTE_ARRAY is its length, 4 bytes little-endian, and
 then its bytes.
@@ -39,15 +38,15 @@ INDEX_ROW = np.dtype(
         ("orientation", "<i4"),
     ]
 )
-"""Of one image: its first byte in the file, its bytes, their CRC32C, its size in pixels when it
-stands upright, and its EXIF orientation, 1 to 8."""
+"""One image: position of its first byte in the file, number of its bytes, their CRC32C, height and width of the
+upright image in pixels, and its Exif orientation, 1 to 8."""
 
 _PAGE_HEADER_BYTES = 4096
-"""The next page's first value begins within this many bytes; a header takes about 50."""
+"""Maximum size of a page's header, bytes: the first value of a page begins after it. A header takes about 50."""
 
 _LENGTH_BYTES = 4
 _PROBE_BYTES = 64
-"""Bytes of a value that are searched for before the whole value is compared."""
+"""Number of a value's first bytes that are searched for; where they are found, the whole value is compared."""
 
 
 def write_image_index(path: Path, columns: Sequence[Column]) -> Path:
@@ -55,10 +54,10 @@ def write_image_index(path: Path, columns: Sequence[Column]) -> Path:
 
     Args:
         path: The shard, completely written.
-        columns: Its image columns.
+        columns: The shard's image columns.
 
     Returns:
-        The index: a NumPy file of `INDEX_ROW`, [columns, rows].
+        Path of the index: a NumPy file of `INDEX_ROW`, [columns, rows].
 
     Raises:
         DataError: the bytes of an image are not contiguous in the file.
@@ -115,7 +114,7 @@ def _values(column: pa.ChunkedArray) -> Iterator[bytes]:
 
 
 def _found(whole: mmap.mmap, value: bytes, at: int, path: Path) -> int:
-    """Find the beginning of a value: right after the previous one, or after the next page's header."""
+    """Return where a value begins: directly after the previous value, or after the next page's header."""
     start = len(value).to_bytes(_LENGTH_BYTES, "little") + value[:_PROBE_BYTES]
     place = whole.find(start, at, at + _PAGE_HEADER_BYTES + len(start))
     while place >= 0:
@@ -125,13 +124,13 @@ def _found(whole: mmap.mmap, value: bytes, at: int, path: Path) -> int:
         place = whole.find(start, place + 1, at + _PAGE_HEADER_BYTES + len(start))
     raise DataError(
         f"shard {path} must hold each image's bytes contiguously",
-        got=Plain(f"none of {len(value)} bytes from byte {at} on"),
+        got=Plain(f"no such {len(value)} bytes after byte {at}"),
         fix="Run `stoker ingest` again; if it happens again, the disk is damaged.",
     )
 
 
 def _size(value: bytes) -> tuple[int, int, int]:
-    """Height, width, orientation; zeros for an image whose header was never read."""
+    """Return height, width, orientation; 0, 0, 1 for an image whose header cannot be read."""
     if is_raw(value):
         return *raw_size(value), 1
     try:

@@ -1,8 +1,8 @@
-"""How the training split's images are stored: unchanged, smaller, or as raw pixels.
+"""Choose how the training split's images are stored (unchanged, smaller, or as raw pixels), and convert them.
 
-Reading a JPEG costs CPU time in proportion to its bytes. Smaller images cost less, and raw pixels only
-memory; both lose something, so neither is chosen unless the user allows the loss. All other splits
-keep the original bytes: the model is judged on what it will be served.
+To read a JPEG costs CPU time in proportion to its bytes. Smaller images cost less, and raw pixels cost only
+memory; but both lose image quality, so neither is chosen unless the user allows the loss. All other splits
+keep the original bytes: the model is evaluated on images like those that it will serve.
 """
 
 from __future__ import annotations
@@ -31,19 +31,19 @@ from stoker.data.sources.images.headers import TRANSPOSED, BadImage, orientation
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFacts:
-    """What the training split's images are, as far as the choice needs to know."""
+    """Number and mean size of the training split's images, which the choice of the store needs."""
 
     images: int
-    """How many there are."""
+    """Number of images."""
 
     mean_bytes: float
-    """Of one, as it came."""
+    """Mean size of an original image, bytes."""
 
     mean_height: float
-    """Pixels."""
+    """Mean height, pixels."""
 
     mean_width: float
-    """Pixels."""
+    """Mean width, pixels."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,7 +51,7 @@ class Space:
     """The memory and disk space available for a store."""
 
     memory_bytes: int
-    """Memory of this machine, or of its container if less."""
+    """Memory of this machine, or of its container if that is less."""
 
     free_disk_bytes: int
     """Free space on the disk of the dataset's folder."""
@@ -62,57 +62,57 @@ class ChosenStore:
     """How the training split's images are stored, and the reason."""
 
     store: ImageStore
-    """original, resized or raw."""
+    """`original`, `resized` or `raw`."""
 
     short_side: int
-    """Target for the shorter side, pixels, if that makes the image smaller."""
+    """Shorter side of a stored image, pixels; images that are smaller are not enlarged."""
 
     quality: int
     """JPEG quality, 1 to 100."""
 
     why: str
-    """The reason, one line for the user."""
+    """The store and the reason for it, as a line for the user."""
 
 
 MS_PER_IMAGE = 0.2
-"""Core time of a 224 x 224 crop that does not depend on the store: resizing, copying. Measured on a Zen 3."""
+"""CPU time of one core for a 224 x 224 crop, without decoding: resizing, copying. Measured on a Zen 3."""
 
 MS_PER_MB = 8.0
-"""Core time per MB of JPEG: entropy decoding and the inverse transform, on the same machine."""
+"""CPU time of one core to decode 1 MB of JPEG: entropy decoding and inverse transform, on the same machine."""
 
 MS_PER_ENCODED_MPIXEL = 9.0
-"""Core time to resize and encode, per million stored pixels, on the same machine."""
+"""CPU time of one core to resize and encode a million stored pixels, on the same machine."""
 
 RAW_BYTES_PER_PIXEL = 3.0
-"""Number of channels of a color image."""
+"""Bytes per pixel of a color image: the number of its channels."""
 
 JPEG_BYTES_PER_PIXEL = 0.3
-"""Bytes per pixel of a photograph of about 256 pixels at quality 90; larger ones take fewer."""
+"""Bytes per pixel of a photograph with sides of about 256 pixels, at quality 90; larger photographs need fewer."""
 
 MEMORY_SHARE = 0.5
-"""Largest share of the memory for raw pixels: reading is quick only while they stay in memory."""
+"""Maximum share of the memory that raw pixels may need: reading is fast only while they stay in memory."""
 
 MIN_SAVED_SHARE = 0.1
-"""Smallest share of the core time of all epochs that a lossy store must save to be worth its loss."""
+"""Minimum share of the CPU time of all epochs that a lossy store must save to be chosen."""
 
 DISK_SHARE = 0.8
-"""Largest share of the free disk for a store."""
+"""Maximum share of the free disk space that a store may need."""
 
 
 def choose_store(
     config: ImagesConfig, facts: ImageFacts, *, shorter: int, epochs: int, space: Space
 ) -> ChosenStore:
-    """Choose `data.images.store` by the cost of each store and by what it saves in every epoch.
+    """Choose the store by the setting `data.images.store` or, if that is `auto`, by cost and savings.
 
     Args:
         config: The user's settings.
-        facts: About the images.
-        shorter: Shorter side of what the model sees, pixels.
-        epochs: How often each image is read.
-        space: Available memory and disk.
+        facts: Number and mean size of the images.
+        shorter: Shorter side of the model's input, pixels.
+        epochs: Number of times that each image is read.
+        space: Available memory and disk space.
 
     Raises:
-        ConfigError: `data.images.store_size` is smaller than what the model sees.
+        ConfigError: `data.images.store_size` is smaller than the model's input.
     """
     short_side = _short_side(config, shorter)
     offers = {name: _offer(name, facts, short_side=short_side) for name in _LOSSY}
@@ -128,7 +128,7 @@ def choose_store(
         why = _nothing_pays(offers, epochs)
     elif not config.allow_lossy:
         why = (
-            f"data.images.allow_lossy: true would choose {best.store}, short side {short_side}: "
+            f"with data.images.allow_lossy: true, it would be {best.store}, short side {short_side}: "
             f"{best.line(epochs)}"
         )
     else:
@@ -142,7 +142,8 @@ def choose_store(
 _LOSSY: tuple[ImageStore, ...] = ("resized", "raw")
 
 _SEEN_SHARE = 7 / 8
-"""224 / 256: a random crop is seldom larger, and the middle crop of `fit: crop` has this size."""
+"""The model's side relative to a stored image's: 224 / 256. The middle crop of `fit: crop` has this size, and a
+random crop is rarely larger."""
 
 
 def _short_side(config: ImagesConfig, shorter: int) -> int:
@@ -150,7 +151,7 @@ def _short_side(config: ImagesConfig, shorter: int) -> int:
         return math.ceil(shorter / _SEEN_SHARE)
     if config.store_size < shorter:
         raise ConfigError(
-            f"data.images.store_size must be at least {shorter}, which the model sees",
+            f"data.images.store_size must be at least {shorter}, the size of the model's input",
             got=config.store_size,
             fix="Leave it out.",
         )
@@ -159,18 +160,18 @@ def _short_side(config: ImagesConfig, shorter: int) -> int:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Offer:
-    """The cost and saving of one lossy store."""
+    """The cost of one lossy store, and the CPU time that it saves."""
 
     store: ImageStore
     size_bytes: float
     make_s: float
-    """Core seconds to make it, once."""
+    """CPU time of one core to make the store, seconds."""
 
     epoch_s: float
-    """Core seconds to read it, each epoch."""
+    """CPU time of one core to read the store in one epoch, seconds."""
 
     original_epoch_s: float
-    """Core seconds to read the original images, each epoch."""
+    """CPU time of one core to read the original images in one epoch, seconds."""
 
     def pays(self, epochs: int) -> bool:
         return self.saved_s(epochs) > MIN_SAVED_SHARE * self.original_epoch_s * epochs
@@ -191,8 +192,8 @@ class _Offer:
 
     def line(self, epochs: int) -> str:
         return (
-            f"{self.original_epoch_s / self.epoch_s:.1f}x less CPU a read, paid back after "
-            f"{self.payback_epochs:.1f} of {epochs} epochs, {self.size_bytes / 1e6:,.0f} MB"
+            f"reading takes {self.original_epoch_s / self.epoch_s:.1f}x less CPU time, conversion pays "
+            f"off after {self.payback_epochs:.1f} of {epochs} epochs, {self.size_bytes / 1e6:,.0f} MB"
         )
 
 
@@ -224,16 +225,16 @@ def _jpeg_ms(size_bytes: float) -> float:
 
 def _nothing_pays(offers: Mapping[ImageStore, _Offer], epochs: int) -> str:
     if any(offer.pays(epochs) for offer in offers.values()):
-        return "a smaller store would not fit in memory or on the disk"
-    return f"a smaller store would not pay for itself within {epochs} epochs"
+        return "smaller images or raw pixels would not fit in memory or on the disk"
+    return f"smaller images or raw pixels would not save enough CPU time in {epochs} epochs"
 
 
 def image_facts(table: pa.Table, columns: Sequence[Column], *, images: int) -> ImageFacts | None:
-    """Estimate the size of all images from some records; None if the records have no images.
+    """Estimate the mean size of all images from some records; None if the records have no images.
 
     Args:
         table: Some records.
-        columns: Their columns.
+        columns: The columns of the records.
         images: Total number of images.
     """
     names = [column.name for column in columns if column.dtype == "image"]
@@ -254,34 +255,35 @@ def free_space(folder: Path) -> Space:
     return Space(memory_bytes=usable_memory(), free_disk_bytes=shutil.disk_usage(folder).free)
 
 
-# OpenCV prints errors of damaged images; our error reports them already.
+# OpenCV would print errors for damaged images, which Stoker's own error reports.
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 _RAW = b"RAW"
 _RAW_SIZE = struct.Struct("<II")
 RAW_HEAD_BYTES = len(_RAW) + 1 + _RAW_SIZE.size
-"""`RAW`, the number of channels, height and width, each 4 bytes little-endian; then the pixels."""
+"""Size of the header of raw pixels: `RAW`, a byte for the number of channels, then height and width, each 4 bytes
+little-endian. The pixels follow."""
 
 
 def is_raw(data: bytes) -> bool:
-    """Whether these bytes are raw pixels."""
+    """Return whether these bytes are raw pixels, not an encoded image."""
     return data.startswith(_RAW) and len(data) > RAW_HEAD_BYTES
 
 
 def raw_size(data: bytes) -> tuple[int, int]:
-    """Height and width of raw pixels."""
+    """Return height and width of raw pixels."""
     height, width = _RAW_SIZE.unpack_from(data, len(_RAW) + 1)
     return height, width
 
 
 def raw_bytes(pixels: NDArray[np.uint8]) -> bytes:
-    """Pixels, [height, width, channels], as they are stored."""
+    """Return pixels, [height, width, channels], in the form in which they are stored."""
     height, width, channels = pixels.shape
     return b"".join([_RAW, bytes([channels]), _RAW_SIZE.pack(height, width), pixels.tobytes()])
 
 
 def raw_pixels(data: bytes) -> NDArray[np.uint8]:
-    """The pixels that `raw_bytes` received, as a view of these bytes.
+    """Return the pixels that `raw_bytes` stored, as a view of these bytes.
 
     Raises:
         ValueError: the number of pixels differs from the header.
@@ -291,7 +293,7 @@ def raw_pixels(data: bytes) -> NDArray[np.uint8]:
 
 
 def encoded_image(data: bytes) -> bytes:
-    """An image in the form that the exported graph accepts: raw pixels become a PNG with the same pixels."""
+    """Return an image in a form that the exported graph accepts: raw pixels become a PNG, without loss."""
     if not is_raw(data):
         return data
     pixels = raw_pixels(data)
@@ -311,10 +313,10 @@ def stored_table(
 
     Args:
         table: Records of the training split, with the original images.
-        columns: Their columns.
-        chosen: How images are stored.
+        columns: The columns of the records.
+        chosen: The store.
         channels: 1 or 3, the model's number of channels.
-        pool: Its threads do the work.
+        pool: Threads that convert the images.
     """
     if chosen.store == "original":
         return table
@@ -334,14 +336,14 @@ def stored_image(data: bytes, chosen: ChosenStore, *, channels: int) -> bytes:
     """Convert one image to the chosen store.
 
     Args:
-        data: The original bytes; already checked.
-        chosen: How images are stored.
+        data: The original bytes, which were checked before.
+        chosen: The store.
         channels: 1 or 3, the model's number of channels.
 
     Returns:
-        A JPEG, raw pixels, or the same bytes: if the image is not larger than `short_side` as a
-        `resized` one, and if it is CMYK or a GIF, whose colors and transparency only the model's
-        own decoder converts to pixels.
+        A JPEG or raw pixels. The original bytes are returned for CMYK images and GIFs, because only the
+        model's own decoder converts their colors and transparency correctly; and in a `resized` store for
+        images that are not larger than `short_side`.
     """
     header = read_header(data)
     small_already = min(header.height, header.width) <= chosen.short_side
@@ -366,7 +368,7 @@ def stored_image(data: bytes, chosen: ChosenStore, *, channels: int) -> bytes:
 
 
 def _decoded(data: bytes, short_side: int, channels: int) -> NDArray[np.uint8]:
-    """Upright pixels, a JPEG's at the smallest scale that is not below `short_side`."""
+    """Decode to upright pixels; a JPEG at the smallest scale whose sides are not below `short_side`."""
     if data.startswith(headers.JPEG):
         pixels = simplejpeg.decode_jpeg(
             data,
@@ -385,7 +387,7 @@ def _decoded(data: bytes, short_side: int, channels: int) -> NDArray[np.uint8]:
 
 
 def turned(pixels: NDArray[np.uint8], orientation: int) -> NDArray[np.uint8]:
-    """Turn pixels upright, by EXIF's orientation number from 1 to 8."""
+    """Turn pixels upright, according to Exif's orientation, 1 to 8."""
     if orientation >= TRANSPOSED:
         pixels = pixels.transpose(1, 0, 2)
     if orientation in (2, 3, 6, 7):

@@ -1,7 +1,7 @@
-"""The progress of an ingest, from which the next one continues after a kill.
+"""The journal of an ingest, from which the next ingest continues if this one is killed.
 
-The journal is next to the shards. It names the source files, which shards are complete, and
-up to which block of the source all records are in them: reading starts after that block.
+The journal is next to the shards. It has a fingerprint of the source and settings, the complete shards, and
+the number of blocks of the source whose records are all in these shards: reading continues after these blocks.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from stoker.data.sources.files.listing import Listing
 from stoker.data.sources.records import Assumption, Fault, Scan
 
 JOURNAL = "journal.json"
-"""File of the journal: written before the first shard, and again after each."""
+"""File name of the journal. It is written before the first shard, and again after each shard."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,47 +32,47 @@ class Mark:
     """The state of an ingest after some blocks were assigned to splits."""
 
     blocks: int
-    """Number of processed blocks of the source."""
+    """Number of blocks of the source that were processed."""
 
     done: int
-    """Number of their records, including bad ones."""
+    """Number of records in these blocks, including bad records."""
 
     rows: Mapping[str, int]
-    """Split -> number of its good records."""
+    """Split -> number of good records in these blocks."""
 
     bad: int
-    """Number of bad records."""
+    """Number of bad records in these blocks."""
 
     faults: tuple[Fault, ...]
-    """The listed bad records."""
+    """The first bad records; their number is limited."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Checkpoint:
-    """The result of an earlier ingest: shards, not yet verified, and the position to continue from."""
+    """The result of an earlier ingest: its shards, which must still be verified, and where to continue."""
 
     scan: Scan
-    """What the first pass over the source found."""
+    """Result of the first pass over the source."""
 
     mark: Mark
-    """The state up to which everything is in the shards."""
+    """The last state whose records are all in the shards."""
 
     shards: dict[str, tuple[Shard, ...]]
-    """Split -> its written shards."""
+    """Split -> its complete shards."""
 
     store: ChosenStore | None
     """How the training split's images are stored; None for tables."""
 
 
 class Journal:
-    """The journal; written each time a shard is on the disk."""
+    """The journal. It is written each time that a shard is on the disk."""
 
     def __init__(self, out_dir: Path, *, identity: str, splits: Sequence[str]) -> None:
         """Start an empty journal.
 
         Args:
             out_dir: The dataset's folder.
-            identity: Result of `identity_of`: a journal with another identity is ignored.
+            identity: Result of `identity_of`; a journal with a different identity is ignored.
             splits: Names of the splits.
         """
         self._path = out_dir / JOURNAL
@@ -98,15 +98,15 @@ class Journal:
 
     @property
     def size_bytes(self) -> int:
-        """Length of all shards that are on the disk."""
+        """Total size of the shards that are on the disk, bytes."""
         return sum(shard.size_bytes for shard in itertools.chain(*self._shards.values()))
 
     def dealt(self, mark: Mark) -> None:
-        """Record that one more block was dealt to splits; written to disk with the next shard."""
+        """Record that the next block was assigned to splits; it is written to the disk with the next shard."""
         self._marks.append(mark)
 
     def finished(self, split: str, shard: Shard) -> None:
-        """Record that the next shard of a split is on disk."""
+        """Record that the next shard of a split is on the disk, and write the journal."""
         self._shards[split].append(shard)
         rows = {name: sum(each.rows for each in done) for name, done in self._shards.items()}
         within = [m for m in self._marks if all(m.rows[name] <= rows[name] for name in rows)]
@@ -120,7 +120,7 @@ class Journal:
         self._shards = {name: list(shards) for name, shards in state.shards.items()}
 
     def load(self) -> Checkpoint | None:
-        """Return the state of an earlier ingest with the same identity; None without a usable one."""
+        """Return the state of an earlier ingest with the same identity; None if there is no usable journal."""
         if not self._path.is_file():
             return None
         try:
@@ -137,7 +137,7 @@ class Journal:
 
     def _write(self) -> None:
         if self._scan is None:
-            raise RuntimeError("begin the journal before writing it")
+            raise RuntimeError("call `start` or `resume` before the journal is written")
         write_json(
             self._path,
             {
@@ -156,12 +156,12 @@ class Journal:
 def identity_of(
     config: IngestConfig, listing: Listing, *, label: str | Mapping[str, str] | None
 ) -> str:
-    """Return a fingerprint of what must be equal for an ingest to continue an earlier one.
+    """Return a fingerprint of source and settings; an ingest continues an earlier one only if both are equal.
 
     Args:
-        config: The source, and how it is read.
+        config: The source, and how to read it.
         listing: The files, with their sizes and times.
-        label: The column that every record must have, or one for each output.
+        label: The column that every record must have, or such a column for each output.
     """
     files = [[file.name, file.size_bytes, file.mtime_ns] for file in listing.files]
     settings = dataclasses.asdict(config)

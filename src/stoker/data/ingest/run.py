@@ -56,11 +56,11 @@ from stoker.data.sources.workers import Workers
 _LOG = logging.getLogger(__name__)
 
 TRAIN = "train"
-"""The split whose images may be stored smaller."""
+"""The split whose images may be stored smaller or as raw pixels."""
 
 
 def any_columns(columns: Sequence[Column]) -> None:
-    """Accept every source."""
+    """Do nothing: the default for `Consumer.check_columns`, which accepts every source."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,10 +68,10 @@ class Consumer:
     """Requirements of the training that follows."""
 
     epochs: int = 1
-    """How often training reads each image, for `data.images.store: auto`."""
+    """Number of times that training reads each image, for `data.images.store: auto`."""
 
     check_columns: Callable[[Sequence[Column]], None] = any_columns
-    """Called with the columns of the source before anything is written; raises if they do not fit."""
+    """Called with the source's columns before anything is written; raises an error if they do not fit."""
 
 
 def ingest(
@@ -83,30 +83,32 @@ def ingest(
     listing: Listing | None = None,
     progress: Progress = silent,
 ) -> Dataset:
-    """Read a source into checked shards, split by the content of the records.
+    """Convert a source to shards with checksums; records are assigned to splits by their content.
 
-    If an earlier ingest of the same source into the same folder was killed, or found the disk full,
-    it continues after the last complete shard. If it was complete, nothing is done.
+    If an earlier ingest of the same source into the same folder was killed, or failed on a full disk, this
+    ingest continues after the last complete shard. If the earlier ingest was complete, nothing is done.
 
     Args:
         config: The source, and how to split it.
-        out_dir: The dataset's folder, created if necessary; a dataset of another source in it is
+        out_dir: The dataset's folder, created if necessary; a dataset of a different source in it is
             replaced.
-        label: The column that every record must have, or one for each output; ignored if the data does not
-            have it.
+        label: The column that every record must have, or such a column for each output; ignored if the
+            data does not have it.
         consumer: Requirements of the training that follows.
-        listing: The files as `fingerprint_of` hashed them, so that the same content is read; None:
-            the files as they are now.
-        progress: Called with the number of records done, and the total once it is known.
+        listing: The files that `fingerprint_of` hashed, so that the same content is read; None: the
+            source is listed now.
+        progress: Called with the number of records done and the total number, which is None until it is
+            known.
 
     Returns:
-        The dataset, its manifest written. The records of a split are in the source's order.
+        The dataset, with its manifest written. The records of a split are in the source's order.
 
     Raises:
-        DataError: a file cannot be read, more than `data.max_bad_rows` records are bad, a split is
-            empty, or the source changes while it is read; no shard is left behind.
+        DataError: a file cannot be read, more than `data.max_bad_rows` records are bad, a split is empty,
+            or the source changes while it is read; all shards are deleted.
         ConfigError: the configuration does not fit the data.
-        UserError: the disk is full; names the need and the free space. Or what `consumer` raises.
+        UserError: the disk is full, and the error names the needed and the free space; or an error of
+            `consumer`.
     """
     labels = () if label is None else tuple(by_output(label).values())
     listing = listing or list_source(config)
@@ -126,7 +128,7 @@ def ingest(
                 workers=workers,
             ).run()
     except (DataError, ConfigError):
-        # Continuing cannot fix a bad source or configuration.
+        # The next ingest must not continue: it could not fix a bad source or configuration.
         for name in (*config.splits, SAMPLE, MANIFEST, JOURNAL):
             remove(out_dir / name)
         raise
@@ -151,7 +153,7 @@ class _Ingest:
     """Number of copies that were left out."""
 
     warnings: tuple[str, ...] = ()
-    """Warnings that were shown to the user and belong in the manifest."""
+    """Warnings that were shown to the user, and are written to the manifest."""
 
     rule: SplitRule = field(init=False)
     faults: Faults = field(init=False)
@@ -163,7 +165,7 @@ class _Ingest:
         self.faults = Faults(self.config)
 
     def run(self) -> Dataset:
-        """Continue an earlier ingest, or start."""
+        """Continue an earlier ingest, or start from the beginning; return the dataset."""
         with full_disk_is_named(self.out_dir, need_bytes=self._need_bytes):
             state = self.journal.load()
             if state is not None:
@@ -195,7 +197,7 @@ class _Ingest:
                     raise
 
     def _need_bytes(self) -> int:
-        """Estimate the bytes still to write; before the first shard, the size of the source."""
+        """Estimate the number of bytes still to write; before the first shard it is the source's size."""
         written = self.journal.size_bytes
         if not written or not self.share_done:
             return sum(file.size_bytes for file in self.source.listing.files)
@@ -206,7 +208,7 @@ class _Ingest:
             for shard in itertools.chain(*state.shards.values()):
                 verify_shard(self.out_dir, shard)
         except DataError as damage:
-            _LOG.warning("ingest starts again: %s", damage)
+            _LOG.warning("ingest starts from the beginning: %s", damage)
             return False
         return True
 
@@ -233,9 +235,9 @@ class _Ingest:
             _LOG.warning("%s", line)
 
     def _choose_store(self, scan: Scan) -> ChosenStore | None:
-        """Choose how training images are stored, from the first block; None for tables.
+        """Choose the store of training images by the sizes in the first block; None for tables.
 
-        The journal keeps the choice, because the disk may be fuller when ingest resumes.
+        The choice is kept in the journal: when ingest resumes, the disk may have less free space.
         """
         first = None if scan.image is None else next(self.source.blocks(scan), None)
         images = round(scan.rows * self.config.splits[TRAIN])
@@ -255,13 +257,13 @@ class _Ingest:
     def _write_shards(
         self, state: Checkpoint, writers: dict[str, SplitWriter], pool: ThreadPoolExecutor
     ) -> None:
-        """Read the remaining blocks into the shards, and check the whole dataset."""
+        """Read the remaining blocks and write their records to shards; then check the whole dataset."""
         scan, done = state.scan, state.mark.done
         self.journal.resume(state)
         self.faults.resume(state.mark.faults, bad=state.mark.bad)
         for number, (block, split) in enumerate(self._dealt(scan), 1):
             if number <= state.mark.blocks:
-                # These records are already in the shards; they are assigned again only to count later copies.
+                # These records are already in the shards; they are read again only to count copies.
                 continue
             self.faults.add(block)
             if not self.faults.too_many:
@@ -284,7 +286,7 @@ class _Ingest:
         _check_splits(self.config, scan, writers, dropped=self.dropped)
 
     def _dealt(self, scan: Scan) -> Iterator[tuple[Block, NDArray[np.intp]]]:
-        """Yield each block of the source with the split of each record."""
+        """Yield each block of the source with the index of each record's split."""
         ignored = (PATH,) if self.source.listing.format == "images" else ()
         dealer = Dealer(self.config, self.rule, scan.columns, folder=self.out_dir, ignored=ignored)
         with contextlib.closing(dealer):
@@ -295,7 +297,7 @@ class _Ingest:
     def _by_split(
         self, table: pa.Table, split: NDArray[np.intp], state: Checkpoint, pool: ThreadPoolExecutor
     ) -> Iterator[tuple[str, pa.Table]]:
-        """Yield each split's records of a table, in their stored form."""
+        """Yield each split's name and its records of the table, in their stored form."""
         for index, name in enumerate(self.rule.names):
             rows = np.flatnonzero(split == index)
             if not len(rows):
@@ -339,7 +341,7 @@ class _Ingest:
 
 
 def _with_sample(dataset: Dataset) -> Dataset:
-    """Write the first records again to a separate file, and the manifest."""
+    """Write the sample (a file with the first records), and then the manifest."""
     names = [column.name for column in dataset.columns]
     table = pa.Table.from_batches([dataset.first_rows(names)])
     sample = write_table(dataset.root, SAMPLE, table, columns=dataset.columns)
@@ -357,16 +359,15 @@ def _check_splits(
     duplicates = config.duplicates_for(column.dtype for column in scan.columns)
     how, spread = f" without {dropped:,} copies" if dropped else "", ""
     if config.split_by:
-        how += f" with their {config.split_by!r} kept together"
+        how += f" with equal {config.split_by!r} kept in one split"
     elif duplicates == "together":
-        how += " with copies kept together"
+        how += " with copies kept in one split"
     if dropped or (duplicates == "together" and not config.split_by):
         spread = " or set data.duplicates: spread,"
     for name, share in config.splits.items():
         if not writers[name].rows:
             raise DataError(
                 f"split {name!r} must hold at least one record",
-                got=Plain(f"a share of {share:g} of {total:,} records{how}, which gave none"),
-                fix=f"Bring more records, or raise data.splits.{name},{spread} or set another "
-                "data.seed.",
+                got=Plain(f"no record, for a share of {share:g} of {total:,} records{how}"),
+                fix=f"Add records, or raise data.splits.{name},{spread} or set a different data.seed.",
             )

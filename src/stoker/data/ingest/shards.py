@@ -1,7 +1,7 @@
-"""Writes one split's records as Parquet shards with page checksums, and hashes each column.
+"""Write the records of a split to Parquet shards with page checksums, and hash each column.
 
-Several shards are written in threads while the source is still read. A shard's number and rows are
-fixed before its writing begins, so no byte depends on which thread is first.
+Several shards are written in threads while the source is still read. The number and the rows of a shard are
+fixed before it is written, so the order of the threads does not change any byte.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from stoker.data.sources.workers import InThreads, Workers
 
 
 class ColumnHash:
-    """The SHA-256 of a column's type and values, independent of how they are divided into pieces."""
+    """The SHA-256 of a column's type and values; it does not depend on how the values are cut into chunks."""
 
     def __init__(self, column: Column) -> None:
         """Start without values."""
@@ -40,7 +40,7 @@ class ColumnHash:
         self._is_ragged = column.is_ragged
 
     def add(self, values: pa.ChunkedArray) -> None:
-        """Add values of the type that a shard stores."""
+        """Add values, in the type in which a shard stores them."""
         for chunk in values.chunks:
             if pa.types.is_list(chunk.type):
                 lengths = pc.list_value_length(chunk).to_numpy(zero_copy_only=False)
@@ -49,7 +49,7 @@ class ColumnHash:
             self._add(chunk if is_single else chunk.flatten())
 
     def hexdigest(self) -> str:
-        """The hash of all values so far."""
+        """Return the hash of all values that were added."""
         lists = self._lists.digest() if self._is_ragged else b""
         return hashlib.sha256(self._values.digest() + self._lengths.digest() + lists).hexdigest()
 
@@ -67,7 +67,7 @@ class ColumnHash:
 
 
 def _content(values: pa.Array) -> memoryview:
-    """The bytes of all values, concatenated."""
+    """Return the bytes of all values, concatenated."""
     _, offsets, content = values.buffers()
     if content is None or not len(values):
         return memoryview(b"")
@@ -76,20 +76,21 @@ def _content(values: pa.Array) -> memoryview:
 
 
 GROUP_ROWS = 32_768
-"""Most records in one row group. A window of the feed consists of whole row groups: 65,536 are read no
-faster and mix half as well. Measured by `benchmarks/tables/groups.py`."""
+"""Maximum number of records in a row group. Row groups of 65,536 records are not read faster, and would be
+shuffled half as well, because a window of the feed consists of whole row groups. Measured by
+`benchmarks/tables/groups.py`."""
 
 GROUP_BYTES = 16 << 20
-"""Most bytes in one row group, as far as complete records allow."""
+"""Maximum size of a row group, bytes; only a single larger record exceeds it."""
 
 SHARD_BYTES = 64 << 20
-"""Bytes at which a shard ends. Until then it is in memory, one per split, and as many more
-as threads write: with three splits and two threads, 320 MiB."""
+"""Size at which a shard ends, bytes. A shard is in memory until it is written. There is a shard for each split,
+and another for each thread that writes: with three splits and two threads, 320 MiB."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ShardOutput:
-    """The location and format of the shards of all splits."""
+    """Where and how the shards of all splits are written."""
 
     root: Path
     """The dataset's folder."""
@@ -98,27 +99,27 @@ class ShardOutput:
     """The columns of the records."""
 
     shard_rows: int
-    """Most records in one shard."""
+    """Maximum number of records in a shard."""
 
     pool: ThreadPoolExecutor
     """Threads that write the shards."""
 
     finished: Callable[[str, Shard], None]
-    """Called with the split and the shard when a shard is on the disk, in the order of a split's shards."""
+    """Called with the split's name and the shard when a shard is on the disk, in the order of the split's shards."""
 
     workers: Workers = field(default_factory=InThreads)
-    """Create the indexes of images."""
+    """Workers that create the indexes of images."""
 
 
 class SplitWriter:
-    """Writes one split in the order in which its records arrive."""
+    """Writes the records of one split to shards, in the order in which they are added."""
 
     def __init__(self, split: str, output: ShardOutput) -> None:
         """Create the split's folder.
 
         Args:
             split: The name of the split and of its folder.
-            output: The location and format of its shards.
+            output: The location and format of the shards.
         """
         self.split = split
         self.rows = 0
@@ -129,7 +130,7 @@ class SplitWriter:
         self._waiting_rows = self._waiting_bytes = 0
         self._started = 0
         self._to_skip = 0
-        # One thread, because a hash needs the values in their order.
+        # One thread, because values must be hashed in their order.
         self._hasher = ThreadPoolExecutor(1)
         self._writing: deque[tuple[Future[Shard], Future[None]]] = deque()
         (output.root / split).mkdir(parents=True, exist_ok=True)
@@ -138,8 +139,9 @@ class SplitWriter:
         """Continue from the shards of a killed ingest.
 
         Args:
-            shards: The split's first shards.
-            rows: Number of their records that will not be added again.
+            shards: The split's first shards, which are complete.
+            rows: Number of records in these shards that will not be added again. The other records in them
+                will be added again, and are skipped.
 
         Raises:
             DataError: a shard is missing, truncated or damaged.
@@ -158,7 +160,7 @@ class SplitWriter:
         self._to_skip = sum(shard.rows for shard in shards) - rows
 
     def add(self, table: pa.Table) -> None:
-        """Add records."""
+        """Add records; they are written when a shard is full."""
         self.rows += table.num_rows
         skipped = min(self._to_skip, table.num_rows)
         self._to_skip -= skipped
@@ -182,11 +184,11 @@ class SplitWriter:
         return tuple(self.shards)
 
     def hashes(self) -> dict[str, str]:
-        """Column -> hash of its values, independent of the shards that contain them."""
+        """Return column -> hash of its values; it does not depend on the division into shards."""
         return {name: each.hexdigest() for name, each in self._hashes.items()}
 
     def abandon(self) -> None:
-        """Wait until no thread writes any more; incomplete shards are discarded."""
+        """Cancel the shards that are not yet written."""
         for shard, _ in self._writing:
             shard.cancel()
         self._hasher.shutdown(cancel_futures=True)
@@ -219,7 +221,7 @@ def write_shard(output: ShardOutput, file: str, table: pa.Table) -> Shard:
     Args:
         output: The location and format.
         file: The shard's name in the dataset's folder.
-        table: Its records.
+        table: The records.
 
     Raises:
         OSError: the disk is full or not writable.
@@ -234,10 +236,10 @@ def write_shard(output: ShardOutput, file: str, table: pa.Table) -> Shard:
 
 
 def write_table(root: Path, file: str, table: pa.Table, *, columns: Sequence[Column]) -> Shard:
-    """Write some records like a shard, but without an index of images.
+    """Write records to a shard without an index of images.
 
     Raises:
-        OSError: as `write_shard`.
+        OSError: as in `write_shard`.
     """
     path = root / file
     _write(path, table, columns)
@@ -247,7 +249,7 @@ def write_table(root: Path, file: str, table: pa.Table, *, columns: Sequence[Col
 
 def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
     group_rows = max(1, min(GROUP_ROWS, table.num_rows * GROUP_BYTES // max(1, table.nbytes)))
-    # A file that we open: on a full disk the writer does not close one that it opens itself.
+    # The file is opened here: on a full disk, the writer would not close a file that it opened itself.
     with path.open("wb") as stream:
         with pq.ParquetWriter(stream, shard_schema(columns), **_options(columns)) as writer:
             writer.write_table(table, row_group_size=group_rows)
@@ -256,17 +258,17 @@ def _write(path: Path, table: pa.Table, columns: Sequence[Column]) -> None:
 
 
 def _options(columns: Sequence[Column]) -> dict[str, object]:
-    # LZ4 is somewhat larger than ZSTD and much faster to read; a JPEG is already compressed.
+    # LZ4 needs a little more space than ZSTD, and is much faster to read; a JPEG is already compressed.
     codecs = {_leaf(c): "NONE" if c.dtype == "image" else "LZ4" for c in columns}
     return {
         "write_page_checksum": True,
         "write_page_index": True,
         "compression": codecs,
-        # A dictionary doubles the size of numbers that hardly ever repeat.
+        # A dictionary would double the size of floats, which rarely repeat.
         "use_dictionary": [_leaf(c) for c in columns if c.dtype in ("int64", "string")],
     }
 
 
 def _leaf(column: Column) -> str:
-    """Path of a column's values in Parquet. Source: the Parquet format, "Lists"."""
+    """Return the path of a column's values in a Parquet file. Source: the Parquet format, "Lists"."""
     return column.name if column.length is None else f"{column.name}.list.element"

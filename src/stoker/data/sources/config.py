@@ -1,4 +1,4 @@
-"""The `data` section of `stoker.yaml`: where the records are, and how they are read and split."""
+"""The section `data` of `stoker.yaml`: where the records are, and how they are read and split."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Format = Literal["csv", "jsonl", "parquet", "tfrecord", "images"]
 """Formats of the files of a source."""
 
 Override = Literal["int", "float", "string"]
-"""Types in `data.types`."""
+"""Types that `data.types` can set."""
 
 _SPLIT_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
@@ -25,59 +25,60 @@ ImageStore = Literal["original", "resized", "raw"]
 """How the training split's images are stored in the shards."""
 
 Duplicates = Literal["spread", "together", "drop"]
-"""How equal records are assigned."""
+"""How equal records are assigned to splits."""
 
 REACH_KEYS = (
     *("cache_bytes", "cache_dir", "store_attempts", "store_backoff_s", "service"),
     "workers",
 )
-"""Settings of access to a source or the shards, which do not change the records."""
+"""Settings for the access to a source or to the shards; they do not change the records."""
 
 MAX_WORKERS = 1024
-"""Largest number of processes that a setting may have."""
+"""Maximum of the setting `workers`."""
 
 MAX_ROWS = 2**31
-"""Largest number of records in a setting: a larger one is a typing error."""
+"""Maximum number of records in a setting; a larger number is probably a typo."""
 
 MAX_PIXELS_A_SIDE = 1 << 15
-"""Longest side to which images are brought."""
+"""Maximum side of a converted image, pixels."""
 
 _SHARE_TOLERANCE = 1e-6
-"""Largest deviation from 1 of the sum of shares: caused by three-digit fractions, not by a typing error."""
+"""Maximum deviation of the sum of shares from 1, which is caused by rounding; a larger one is probably a typo."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImagesConfig:
-    """The form to which images are converted, and which are too large to be decoded."""
+    """How images are converted and stored, and which images are too large to be decoded."""
 
     size: tuple[int, int] | None = None
-    """Height and width in pixels; None: the size that all images have."""
+    """Height and width to which images are converted, pixels; null: all images must have the same size."""
 
     channels: Literal[1, 3] | None = None
-    """1 (gray) or 3 (RGB); None: 1 if every image is gray, else 3."""
+    """1 (gray) or 3 (RGB); null: 1 if every image is gray, else 3."""
 
     max_pixels: int = 50_000_000
-    """Height times width of the largest image that is decoded; a larger one is a bad record,
-    refused by its header."""
+    """Maximum number of pixels (height times width) of an image; a larger image is a bad record. It is refused by
+    its header, before it is decoded."""
 
     fit: Literal["stretch", "crop"] = "stretch"
-    """How an image of another aspect ratio is brought to `size`. stretch: the whole image, bilinear, without
-    antialias. crop: its middle in the aspect ratio of `size`, bilinear with antialias."""
+    """How an image is converted to `size`. stretch: the whole image is resized, bilinear, without antialiasing.
+    crop: a box in its middle, with the aspect ratio of `size`, is resized, bilinear, with antialiasing."""
 
     crop: float = 0.875
-    """With `fit: crop`, the share of the largest middle box that is used, by its sides, in thousandths.
-    0.875 is 224 / 256."""
+    """With `fit: crop`, the side of the box relative to the largest box that fits in the image; rounded to
+    thousandths. 0.875 is 224 / 256."""
 
     store: ImageStore | Literal["auto"] = "auto"
-    """How the training split's images are stored. original: unchanged bytes. resized: a JPEG whose
-    shorter side has `store_size` pixels. raw: its pixels. auto: the store that saves most CPU over all epochs;
-    a lossy one only if `allow_lossy`. Every other split keeps the original bytes."""
+    """How the training split's images are stored. original: unchanged bytes. resized: a JPEG whose shorter side
+    has `store_size` pixels. raw: the pixels, resized in the same way. auto: the store that saves the most CPU time
+    over all epochs; resized and raw lose quality, and are chosen only with `allow_lossy`. All other splits keep the
+    original bytes."""
 
     allow_lossy: bool = False
     """Whether `store: auto` may choose resized or raw."""
 
     store_size: int | None = None
-    """Shorter side of a resized or raw image, pixels; None: 8/7 of that of `size` (256 for 224)."""
+    """Shorter side of a resized or raw image, pixels; null: 8/7 of the shorter side of `size` (256 for 224)."""
 
     quality: int = 90
     """JPEG quality of a resized image."""
@@ -96,7 +97,7 @@ class ImagesConfig:
             raise ConfigError(
                 "data.images.channels must be 1 (gray) or 3 (RGB)",
                 got=self.channels,
-                fix="Leave it out to take what the images have.",
+                fix="Leave it out to use the number of channels that the images have.",
             )
         if self.max_pixels < 1:
             raise ConfigError("data.images.max_pixels must be at least 1", got=self.max_pixels)
@@ -119,20 +120,20 @@ class ColumnsConfig:
     """Which columns of the files are read."""
 
     exclude: tuple[str, ...] = ()
-    """Columns that are left out, whatever they contain: nothing in them is checked or kept."""
+    """Columns that are left out; their values are neither checked nor kept."""
 
     lists: tuple[str, ...] = ()
-    """Columns that are read as lists of varying length even if nearly all have one length, which
-    otherwise makes them vectors (or, of length 1, single values)."""
+    """Columns that are read as lists of varying length, even if (nearly) all lists have the same length. Without
+    this setting, such a column is read as vectors or, if the length is 1, as single values."""
 
 
 def leaving_out(column: str) -> str:
-    """The setting that leaves a column out, for a message."""
+    """Return the setting that leaves out a column, for a message."""
     return f"data.columns: {{exclude: [{column!r}]}}"
 
 
 def as_lists(column: str) -> str:
-    """The setting that reads a column as lists of varying length, for a message."""
+    """Return the setting to read a column as lists of varying length, for a message."""
     return f"data.columns: {{lists: [{column!r}]}}"
 
 
@@ -141,14 +142,13 @@ class ServiceConfig:
     """A tf.data service whose workers make the training batches."""
 
     address: str
-    """`host:port` of its dispatcher, as `stoker data-service start` prints it; `grpc://` may precede
-    it."""
+    """`host:port` or `grpc://host:port` of the service's dispatcher, as `stoker data-service start` prints it."""
 
     workers: int = 1
-    """Workers that must answer before training begins."""
+    """Number of workers that must answer before training begins."""
 
     timeout_s: float = 60.0
-    """Longest wait for them, seconds."""
+    """Maximum wait for the workers' answers, seconds."""
 
     def __post_init__(self) -> None:
         split_address(self.address)
@@ -159,15 +159,15 @@ class ServiceConfig:
 
 
 def split_address(address: str) -> tuple[str, int]:
-    """`grpc://host:port` or `host:port` -> host, port.
+    """Return host and port of an address, `grpc://host:port` or `host:port`.
 
     Raises:
-        ConfigError: the text has another form.
+        ConfigError: the address has a different form.
     """
     host, _, port = address.removeprefix("grpc://").rpartition(":")
     if not host or "/" in host or not port.isdecimal() or not 0 < int(port) < 1 << 16:
         raise ConfigError(
-            "a tf.data service (data.service.address) must be named by host:port",
+            "the address of a tf.data service (data.service.address) must be host:port",
             got=address,
             fix="Write for example 127.0.0.1:5050, or grpc://127.0.0.1:5050.",
         )
@@ -179,85 +179,85 @@ class IngestConfig:
     """Where the records are, how they are read, and how they are split."""
 
     source: str
-    """A file, a folder or a glob (`*`, `?`, `[...]`, `**`), here or at `s3://` or `gs://`, of CSV,
-    JSON Lines, Parquet or TFRecord files, or a folder of images with one sub-folder a class."""
+    """A file, a folder or a glob (`*`, `?`, `[...]`, `**`), on this machine or at `s3://` or `gs://`: CSV, JSON
+    Lines, Parquet or TFRecord files, or a folder of images with a sub-folder for each class."""
 
     prepare: str | None = None
-    """`module:function` that writes the source first; called by `stoker run`, not by ingest."""
+    """`module:function` that writes the source; `stoker run` calls it before ingest."""
 
     format: Literal["auto", Format] = "auto"
-    """`auto` uses the names of the files; needed if they do not show the format, like
-    `train-00000-of-00010`. Compressed files (gzip) are recognized by their first bytes."""
+    """Format of the files. auto: the format that the names of the files show. Set it if the names do not show it,
+    like `train-00000-of-00010`. Compressed files (gzip) are recognized by their first bytes."""
 
     delimiter: str = ","
-    """Separator of the fields of a CSV file, one character; `\t` is a tab."""
+    """Character that separates the fields of a CSV file; `\t` is a tab."""
 
     splits: dict[str, float] = field(default_factory=lambda: {"train": 0.8, "eval": 0.2})
-    """Split -> its share of the records. A record's split depends on its content, not its position; see
-    `duplicates` for equal records."""
+    """Split -> its share of the records. A record is assigned to a split by its content, not by its position; for
+    equal records, see `duplicates`."""
 
     split_by: str | None = None
     """A key column: records with the same key (a user, a patient) are always in the same split."""
 
     duplicates: Duplicates | None = None
-    """How equal records are assigned. spread: each copy by itself, as in a random split.
-    together: all copies go to one split. drop: only the first is kept. none: spread for tables,
-    together for images, which are compared by their bytes. `split_by` takes precedence over spread."""
+    """How equal records are assigned to splits. spread: each copy separately, as in a random split. together: all
+    copies to the same split. drop: only the first copy is kept. null: spread for tables, together for images, which
+    are compared by their bytes. `split_by` takes precedence over spread."""
 
     seed: int = 0
-    """Salt of the split: another seed gives another split with the same shares."""
+    """Seed of the splits: a different seed gives different splits with the same shares."""
 
     columns: ColumnsConfig = field(default_factory=ColumnsConfig)
     """Which columns of the files are read; all by default."""
 
     types: dict[str, Override | NumberText] = field(default_factory=dict)
-    """Column -> type, if the values suggest a type that is not meant; for text with
-    written numbers an example, `{number: "1,234.5"}`."""
+    """Column -> type (int, float or string), for columns whose values suggest a wrong type. For numbers that are
+    written as text, the type is an example: `{number: "1,234.5"}`."""
 
     missing_values: tuple[str, ...] = ()
-    """Texts that mean "missing" in number columns, besides the empty text, NA, N/A, NaN, nan, null,
-    NULL and None. In a string column only the empty text is missing, as in a request."""
+    """Strings that mean "missing" in columns of numbers, in addition to the empty string, NA, N/A, NaN, nan, null,
+    NULL and None. In columns of strings, only the empty string is a missing value, as in a request."""
 
     max_bad_rows: int = 0
-    """Most records that may be left out because they cannot be read."""
+    """Maximum number of records that may be left out because they cannot be read."""
 
     images: ImagesConfig = field(default_factory=ImagesConfig)
-    """How images are read."""
+    """How images are converted and stored."""
 
     shard_rows: int = 1 << 18
-    """Most records in one shard; a shard also ends at 256 MiB."""
+    """Maximum number of records in a shard; a shard also ends at 64 MiB."""
 
     cache_bytes: int = 20 << 30
-    """Most bytes of files from `s3://` and `gs://` that are kept on this machine; the least recently used
-    files are removed first. A single file must fit."""
+    """Maximum size of the cache for files from `s3://` and `gs://` on this machine, bytes; the least recently used
+    files are removed first. The cache must be able to hold the largest file."""
 
     cache_dir: Path | None = None
-    """Folder of these files; none: in a job the machine's local disk, `$SLURM_TMPDIR` or `$TMPDIR`; else
-    `$XDG_CACHE_HOME/stoker`, or `~/.cache/stoker`."""
+    """Folder of the cache. null: in a job, a folder on the machine's local disk (`$SLURM_TMPDIR` or `$TMPDIR`);
+    else `$XDG_CACHE_HOME/stoker`, or `~/.cache/stoker`."""
 
     store_attempts: int = 5
-    """Number of attempts of a request to `s3://` or `gs://` before it counts as failed."""
+    """Number of attempts for a request to `s3://` or `gs://`."""
 
     store_backoff_s: float = 0.5
-    """Pause after the first failure, seconds; doubled after each further one."""
+    """Pause after the first failed attempt, seconds; it is doubled after each further failed attempt."""
 
     workers: int | None = None
-    """Processes that read and check records, 1 to 1,024. none: one for each core available to this
-    process, or threads if the source is small, is in a store, or is read equally fast in threads.
-    The result does not depend on this setting."""
+    """Number of processes that read and check records, 1 to 1,024. null: one for each core that is available to
+    this process; but threads, if the source is small, is in a store, or is read equally fast in threads. The result
+    does not depend on this setting."""
 
     service: ServiceConfig | None = None
-    """A tf.data service whose workers make the training batches; none: this process makes them."""
+    """A tf.data service whose workers make the training batches; null: this process makes them."""
 
     def __post_init__(self) -> None:
         _check_source(self.source)
         if self.prepare is not None and is_uri(self.source):
             raise ConfigError(
-                "data.prepare writes a local source", got=Plain("a data.source that is a URI")
+                "data.source must be local if data.prepare writes it", got=Plain("a URI")
             )
         _check_splits(self.splits)
         if self.delimiter == "\\t":
-            # A shell and unquoted YAML pass it as a backslash and a t.
+            # A shell and unquoted YAML pass a tab as a backslash and a t.
             object.__setattr__(self, "delimiter", "\t")
         _check_delimiter(self.delimiter)
         for name, least, most in (
@@ -283,22 +283,22 @@ class IngestConfig:
                 )
 
     def duplicates_for(self, dtypes: Iterable[str]) -> Duplicates:
-        """Return `duplicates`, or its default for columns of these types."""
+        """Return the setting `duplicates`, or its default for columns of these types."""
         return self.duplicates or ("together" if "image" in dtypes else "spread")
 
 
 def _check_choices(config: IngestConfig) -> None:
     if config.format not in ("auto", *get_args(Format)):
         raise ConfigError(
-            f"data.format must be auto, {', '.join(get_args(Format))}",
+            f"data.format must be one of auto, {', '.join(get_args(Format))}",
             got=config.format,
             fix="Leave it out to derive the format from the names of the files.",
         )
     if config.duplicates not in (None, *get_args(Duplicates)):
         raise ConfigError(
-            f"data.duplicates must be {', '.join(get_args(Duplicates))}",
+            f"data.duplicates must be one of {', '.join(get_args(Duplicates))}",
             got=config.duplicates,
-            fix="Leave it out: spread for tables, together for images.",
+            fix="Leave it out for the default: spread for tables, together for images.",
         )
 
 
@@ -320,7 +320,11 @@ def _check_splits(splits: dict[str, float]) -> None:
         raise ConfigError("data.splits must name both train and eval", got=splits, fix=fix)
     for name, share in splits.items():
         if not _SPLIT_NAME.fullmatch(name):
-            raise ConfigError("a split's name must be letters, digits, - and _", got=name, fix=fix)
+            raise ConfigError(
+                "the name of a split must consist of letters, digits, - and _, and not begin with - or _",
+                got=name,
+                fix=fix,
+            )
         if not 0 < share < 1:
             raise ConfigError(
                 f"data.splits.{name} must be a share between 0 and 1", got=share, fix=fix

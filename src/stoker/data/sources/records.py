@@ -1,4 +1,4 @@
-"""The result of every source: blocks of typed records, and the records that could not be read."""
+"""The result of every source: blocks of typed records, and the faults of records that could not be read."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ from stoker.cluster.limits import usable_cores
 from stoker.data.columns import Column
 
 Reading = Literal["int", "bool", "whole", "bool_with_gaps", "float", "string", "image"]
-"""How a column's values are read; `whole` is an integer column with gaps."""
+"""How a column's values are read; `whole` is a column of whole numbers with missing values."""
 
 Progress = Callable[[int, int | None], None]
-"""Called with the number of records done and the total, None while it is not known."""
+"""Called with the number of records done, and the total number, which is None until it is known."""
 
 WORKERS = max(2, usable_cores())
-"""Number of threads that read, convert and check: all three release the GIL."""
+"""Number of threads that read, convert and check records; all of this releases the GIL."""
 
 SHOWN_FAULTS = 5
-"""Bad records that an error lists: enough to show a pattern, few enough for one line."""
+"""Maximum number of bad records that an error lists: enough to show a pattern, few enough for one line."""
 
 LABEL_MISSING = "the label is missing"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Fault:
-    """A record that cannot be read, and why."""
+    """A record that cannot be read, and the reason."""
 
     file: str
-    """Path relative to the source."""
+    """Path of the file, relative to the source."""
 
     row: int
-    """1-based record number in that file, the header not counted; 1 for an image file."""
+    """Number of the record in the file, from 1, without the header; 1 for an image file."""
 
     column: str
-    """The column with the error; "" if it is the whole record."""
+    """The column with the error; "" if the whole record is bad."""
 
     reason: str
-    """What is wrong with it."""
+    """What is wrong with the value or record."""
 
     retype: bool = False
-    """True if reading the column as a string would fix it."""
+    """Whether the record would be good if the column were read as strings."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RowNumbers:
-    """Which records of a file were read together."""
+    """The numbers of the records of a block in their file."""
 
     file: str
-    """Path relative to the source."""
+    """Path of the file, relative to the source."""
 
     rows: NDArray[np.int64]
-    """[rows] the record numbers of those that could be split into columns."""
+    """[rows] numbers of the records that could be split into columns."""
 
     broken: Sequence[Fault] = ()
-    """The other records; `broken_count` may be larger."""
+    """Faults of the records that could not be split into columns; only the first ones are listed."""
 
     broken_count: int = 0
-    """Number of the other records."""
+    """Number of all records that could not be split into columns."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -72,30 +72,30 @@ class Block:
     """Some records of one file, in order."""
 
     table: pa.Table
-    """The good records, with each column in the type of a shard."""
+    """The good records; each column has the type that a shard stores."""
 
     faults: tuple[Fault, ...]
-    """The bad records; at most `data.max_bad_rows` and a few to show."""
+    """Faults of the first bad records, at most `data.max_bad_rows` + `SHOWN_FAULTS`."""
 
     bad: int
-    """Number of bad records."""
+    """Number of all bad records."""
 
     content: NDArray[np.uint64] | None = None
-    """[valid records] the result of `Content` for each, if it was requested."""
+    """[good records] the result of `Content` for each record; None if it was not requested."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Assumption:
-    """An assumption about how a column is read."""
+    """An assumption about how a column is read; the user is warned about it."""
 
     column: str
-    """The column."""
+    """Name of the column."""
 
     text: str
-    """The assumption and how to change it, one line."""
+    """The assumption and how to change it, in one line."""
 
     number: str = ""
-    """The example for `data.types` that would read the column as numbers, if there is one."""
+    """Example for `data.types` with which the column would be read as numbers; "" if it cannot be."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -103,10 +103,10 @@ class Scan:
     """The result of one pass over the whole source."""
 
     columns: tuple[Column, ...]
-    """In the source's order."""
+    """The columns, in the source's order."""
 
     readings: tuple[Reading, ...]
-    """How each is read."""
+    """How each column is read."""
 
     rows: int
     """Number of records with the right number of fields."""
@@ -115,14 +115,14 @@ class Scan:
     """Height, width and channels of the images; None for tables."""
 
     kinds: tuple[str, ...] = ()
-    """The kind of value in each column, if the records name it."""
+    """The kind of value in each column, if the values in the records have kinds (TFRecord, JSON Lines)."""
 
     assumptions: tuple[Assumption, ...] = ()
-    """Assumptions about how columns are read that the user should know."""
+    """Assumptions about how columns are read; the user is warned about them."""
 
 
 Content = Callable[[pa.Table, Sequence[Column]], NDArray[np.uint64]]
-"""Computes [rows] a number for each row of a table, in the worker that reads it."""
+"""Function that computes a number for each row of a table, [rows]; it runs in the worker that reads the table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -130,23 +130,23 @@ class Cells:
     """One column of a block: its values, and which of them are invalid."""
 
     values: pa.Array
-    """[rows] of the stored type; null where missing or bad."""
+    """[rows] values in the stored type; null if missing or bad."""
 
     bad: NDArray[np.int16]
-    """[rows] 0 where good, else 1 + the index into `reasons`."""
+    """[rows] 0 if the value is good; else 1 + index of the reason in `reasons`."""
 
     reasons: tuple[str, ...]
-    """Reasons, each with `{}` for the value."""
+    """Reasons why values are bad; `{}` in a reason stands for the value."""
 
     raw: pa.Array
-    """[rows] the original values, to be shown."""
+    """[rows] the original values, for messages."""
 
     retype: bool = False
-    """True if reading the column as a string would fix it."""
+    """Whether bad values would be good if the column were read as strings."""
 
 
 def silent(done: int, total: int | None) -> None:
-    """The `Progress` that does nothing."""
+    """Do nothing: the default for `progress`."""
 
 
 def good_cells(values: pa.Array, raw: pa.Array) -> Cells:
@@ -155,7 +155,7 @@ def good_cells(values: pa.Array, raw: pa.Array) -> Cells:
 
 
 def with_fault(column: Cells, mask: NDArray[np.bool_], reason: str) -> Cells:
-    """The column, with some of its good values marked bad."""
+    """Return the column with further values marked as bad; values that were bad keep their reason."""
     if not mask.any():
         return column
     code = len(column.reasons) + 1
@@ -164,7 +164,7 @@ def with_fault(column: Cells, mask: NDArray[np.bool_], reason: str) -> Cells:
 
 
 def joined(first: Cells, second: Cells, *, retype: bool) -> Cells:
-    """Combine two reading steps: the values of the second, the faults of both in order."""
+    """Combine two steps of reading: values of the second step, faults of both; the first fault of a value counts."""
     shift = np.int16(len(first.reasons))
     later = np.where(second.bad > 0, second.bad + shift, np.int16(0))
     return Cells(
@@ -177,7 +177,7 @@ def joined(first: Cells, second: Cells, *, retype: bool) -> Cells:
 
 
 def require_label(column: Cells) -> Cells:
-    """Mark records without a label as bad: a model can neither learn from them nor be evaluated on them."""
+    """Mark missing labels as bad: a model can neither learn from such records nor be evaluated on them."""
     missing = column.values.is_null()
     if pa.types.is_string(column.values.type):
         missing = pc.or_(missing, pc.equal(pc.fill_null(column.values, ""), ""))
@@ -192,14 +192,14 @@ def block_of(
     max_bad_rows: int,
     content: Content | None,
 ) -> Block:
-    """Return the records that are good in every column, and list the others.
+    """Return a block of the records that are good in every column, with the faults of the other records.
 
     Args:
         columns: The type of each column.
-        cells: Each column's cells, in the same order.
-        numbers: The positions of the records.
-        max_bad_rows: `data.max_bad_rows`; a few more faults are listed.
-        content: Additional value to compute for the good records.
+        cells: The cells of each column, in the same order.
+        numbers: The numbers of the records in their file.
+        max_bad_rows: The setting `data.max_bad_rows`; it limits the number of listed faults.
+        content: Function for an additional value of each good record; None: not computed.
     """
     first_bad = np.full(len(numbers.rows), -1)
     for index in range(len(cells) - 1, -1, -1):
@@ -233,7 +233,7 @@ def _stored(
 
 
 def shard_schema(columns: Sequence[Column]) -> pa.Schema:
-    """The type of these columns in a shard."""
+    """Return the Arrow schema of these columns in a shard."""
     return pa.schema([pa.field(c.name, c.arrow_type) for c in columns])
 
 
@@ -249,7 +249,7 @@ def _fault(column: Column, cells: Cells, at: int, numbers: RowNumbers) -> Fault:
 
 
 def _value(raw: pa.Array, at: int) -> Any:
-    """Return one value; text as its bytes, because it may not be UTF-8."""
+    """Return one value; a string is returned as bytes, because it may not be UTF-8."""
     if pa.types.is_string(raw.type) or pa.types.is_large_string(raw.type):
         raw = raw.slice(at, 1).cast(pa.large_binary())
         at = 0
@@ -257,14 +257,14 @@ def _value(raw: pa.Array, at: int) -> Any:
 
 
 _SHOWN_CHARS = 40
-"""Longest part of a bad value that an error shows."""
+"""Maximum length of the part of a bad value that an error shows."""
 
 
 def shown(value: Any) -> str:
-    """A bad value as one short text, whatever bytes it contains."""
+    """Return a bad value as a short text, whatever bytes it contains."""
     text = repr(value) if isinstance(value, str | bytes) else str(value)
     if isinstance(value, float) and abs(value) == sys.float_info.max:
-        # Every JSON number beyond the range of a float is read as this value.
+        # A JSON number beyond the range of float64 is read as this value.
         text = f"{'-' if value < 0 else ''}1.8e308 or more"
     if isinstance(value, bytes):
         try:

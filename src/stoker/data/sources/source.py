@@ -1,4 +1,4 @@
-"""The source that `data.source` names: its files, their content, and how they are read."""
+"""Open the source that `data.source` names: list its files, choose their reader, hash their content."""
 
 from __future__ import annotations
 
@@ -22,22 +22,23 @@ from stoker.data.sources.uri import is_uri
 from stoker.data.sources.workers import InThreads, Workers, started
 
 Source = CsvFiles | ParquetFiles | NamedFiles[Any] | ImageFolder
-"""Files of one format: `listing` names them, `scan` learns their columns, `blocks` reads the records."""
+"""A source, by format: `listing` has its files, `scan` finds their columns, `blocks` reads their records."""
 
 _MANY_CALLS: dict[Format, tuple[int, int]] = {
     "images": (128 << 20, 2000),
     "jsonl": (8 << 20, 2000),
 }
-"""Formats that are read with many small Python calls, which the GIL serializes in threads. Sources
-with fewer bytes and files than this are read before worker processes would be ready."""
+"""Format -> (bytes, files). These formats are read with many small Python calls, which the GIL serializes in threads,
+so they are read in processes. But a source with fewer bytes and files than this is read in threads: it is read before
+processes would be ready."""
 
 
 def list_source(config: IngestConfig) -> Listing:
-    """Find the files of `data.source`, here or in a store.
+    """Find the files of `data.source`, on this machine or in a store.
 
     Raises:
         DataError: no file exists, or an entry is not a plain file inside the source.
-        ConfigError: the files have several formats, or an unknown one.
+        ConfigError: the files have different formats, or an unknown format.
         UserError: a store fails or refuses the request.
     """
     return list_remote(config) if is_uri(config.source) else list_local(config)
@@ -45,11 +46,11 @@ def list_source(config: IngestConfig) -> Listing:
 
 @contextlib.contextmanager
 def workers_for(config: IngestConfig, listing: Listing) -> Iterator[Workers]:
-    """Workers that read a source inside the context: `data.workers` of them.
+    """Start the workers that read a source: processes or threads; they end with the context.
 
     Args:
-        config: The source.
-        listing: Its files.
+        config: The source and the setting `workers`.
+        listing: The files of the source.
     """
     small_bytes, small_files = _MANY_CALLS.get(listing.format, (0, 0))
     size, files = sum(file.size_bytes for file in listing.files), len(listing.files)
@@ -70,17 +71,17 @@ def open_source(
     listing: Listing | None = None,
     workers: Workers | None = None,
 ) -> Source:
-    """Find the files and choose how they are read.
+    """Find the files of a source, and return the reader for their format.
 
     Args:
-        config: What to read.
-        labels: The columns that every record must have; unknown ones are ignored.
-        listing: The files, if they were already listed.
-        workers: Read the source; threads by default.
+        config: The source and how to read it.
+        labels: The columns in which every record must have a value; unknown columns are ignored.
+        listing: The files; None: they are listed now.
+        workers: The workers that read the source; threads by default.
 
     Raises:
         DataError: no file exists, or none can be read.
-        ConfigError: the files have an unknown format, or several.
+        ConfigError: the files have different formats, or an unknown format.
     """
     listing = listing or list_source(config)
     workers = workers or InThreads(config.workers)
@@ -100,23 +101,23 @@ def open_source(
 
 
 def source_fingerprint(config: IngestConfig) -> str:
-    """A fingerprint of the content of `data.source`, wherever it is: 64 hexadecimal digits.
+    """Return a fingerprint of the content of `data.source`: 64 hexadecimal digits.
 
     Raises:
-        DataError: as `list_source`; or a file was written while it was hashed.
+        DataError: as in `list_source`; or a file was changed while it was hashed.
     """
     return fingerprint_of(list_source(config))
 
 
 def fingerprint_of(listing: Listing) -> str:
-    """A fingerprint of the content of listed files.
+    """Return a fingerprint of the content of listed files.
 
-    With the same listing, `ingest` reads exactly this content, or refuses.
+    With the same listing, `ingest` reads exactly this content, or raises an error.
 
     Raises:
-        DataError: a file was written since it was listed.
+        DataError: a file was changed since it was listed.
     """
-    # Several files of a remote store at once may exceed the cache.
+    # One file of a remote store at a time: several files may exceed the cache.
     workers = InThreads(None if listing.files[0].place.is_local else 1)
     hashes = workers.map(lambda file: file.sha256(), listing.files)
     found = fingerprint([[f.name, each] for f, each in zip(listing.files, hashes, strict=True)])
@@ -125,9 +126,9 @@ def fingerprint_of(listing: Listing) -> str:
 
 
 def listing_warnings(listing: Listing, config: IngestConfig) -> Iterator[str]:
-    """Return warnings: folders without an image, and files of a table that are copies if copies count."""
+    """Yield warnings: classes without an image; table files that are copies, unless copies are dropped."""
     for name in listing.empty_classes:
-        yield f"folder {name} holds no image: the model will not know this class"
+        yield f"folder {name} holds no images: the model will not know this class"
     if config.duplicates != "drop":
         yield from _copied_files(listing)
 
@@ -142,6 +143,6 @@ def _copied_files(listing: Listing) -> Iterator[str]:
             first = seen.setdefault(file.sha256(), file.name)
             if first != file.name:
                 yield (
-                    f"{file.name} is a copy of {first}: its records count twice; "
-                    "data.duplicates: drop leaves them out"
+                    f"{file.name} is a copy of {first}, so its records count twice; set "
+                    "data.duplicates: drop to leave them out"
                 )

@@ -1,9 +1,8 @@
 """A worker process that reads parts of a source, and the messages between it and its parent.
 
-A message is pickled. Its buffers (Arrow's, NumPy's) are not part of the pickle: they are in an
-in-memory file, whose descriptor is sent with the message and which the receiver maps. Both ends
-are processes of one program and one user, connected by a socket pair that no other process can
-reach.
+A message is pickled. Large buffers (of Arrow and NumPy) are not part of the pickle: they are in an in-memory file,
+whose descriptor is sent with the message, and which the receiver maps. Both processes belong to the same program and
+user, and are connected by a socket pair that no other process can reach.
 """
 
 from __future__ import annotations
@@ -24,21 +23,22 @@ from typing import Any
 import numpy as np
 
 _HEAD = struct.Struct("<QQ")
-"""Size of the pickle in bytes, number of buffers; then one `_PLACE` per buffer; then the pickle."""
+"""Head of a message: size of the pickle in bytes, number of buffers. One `_PLACE` per buffer follows, then the
+pickle."""
 
 _PLACE = np.dtype([("start", "<u8"), ("size", "<u8")])
-"""Position of a buffer in the message's in-memory file."""
+"""Position and size of a buffer in the message's in-memory file, bytes."""
 
 _ALIGNMENT = 64
-"""Every buffer starts at a multiple of this, as Arrow recommends."""
+"""Every buffer starts at a multiple of this number of bytes, as Arrow recommends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Failure:
-    """What a worker sends instead of a result."""
+    """The answer of a worker whose task failed."""
 
     error: BaseException
-    """The exception, with the place where it was raised as a note."""
+    """The exception; a note of it shows where it was raised."""
 
 
 def send(link: socket.socket, message: object) -> None:
@@ -49,7 +49,7 @@ def send(link: socket.socket, message: object) -> None:
         message: Anything that can be pickled.
 
     Raises:
-        OSError: the other end is closed, or memory ran out.
+        OSError: the other end is closed, or there is not enough memory.
     """
     buffers: list[pickle.PickleBuffer] = []
     body = pickle.dumps(message, protocol=5, buffer_callback=buffers.append)
@@ -76,12 +76,12 @@ def receive(link: socket.socket) -> Any:
         link: The other end of the socket pair.
 
     Returns:
-        The message. Its buffers are read-only and are in the sender's in-memory file, which is
-        freed with the last of them.
+        The message. Its buffers are read-only; they are in the sender's in-memory file, which is freed with the
+        last buffer.
 
     Raises:
         EOFError: the other end was closed.
-        OSError: the connection is broken, or this process has no descriptor left (EMFILE).
+        OSError: the connection is broken, or this process cannot open more files (EMFILE).
     """
     head, files, flags, _ = socket.recv_fds(link, _HEAD.size, 1)
     try:
@@ -101,7 +101,7 @@ def receive(link: socket.socket) -> Any:
 
 
 def _mapping(file: int) -> mmap.mmap:
-    """The file, mapped; before Python 3.13 the mapping holds a descriptor of its own."""
+    """Map a file into memory; before Python 3.13, the mapping keeps a file descriptor open."""
     if sys.version_info >= (3, 13):
         return mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED, trackfd=False)
     return mmap.mmap(file, 0, prot=mmap.PROT_READ, flags=mmap.MAP_SHARED)
@@ -119,9 +119,9 @@ def _exactly(link: socket.socket, size: int) -> bytearray:
 
 
 def main(descriptor: int) -> None:
-    """Execute tasks until the other end of the socket closes; without importing TensorFlow.
+    """Run tasks until the other end of the socket is closed. TensorFlow is not imported.
 
-    A task is a function and its argument; the answer is the function's result or a `Failure`.
+    A task is a function and its argument; the answer is the result of the function, or a `Failure`.
 
     Args:
         descriptor: This process's end of the socket pair.
@@ -138,7 +138,7 @@ def main(descriptor: int) -> None:
                 send(link, answer)
             except ConnectionError:
                 raise
-            except OSError as error:  # no memory for its buffers: of the message nothing was sent
+            except OSError as error:  # no memory for the buffers; no part of the message was sent
                 send(link, _failure(error))
 
 
@@ -150,7 +150,7 @@ def _answer(function: Callable[[Any], Any], argument: Any) -> Any:
 
 
 def _failure(error: Exception) -> Failure:
-    """The error, or its text where it cannot be sent to another process."""
+    """Return the error or, if it cannot be pickled, a `RuntimeError` with its text."""
     text = f"In a worker process:\n{''.join(traceback.format_exception(error)).rstrip()}"
     try:
         pickle.loads(pickle.dumps(error))  # noqa: S301  # what was dumped here

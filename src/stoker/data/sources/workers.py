@@ -1,8 +1,8 @@
-"""Processes many parts of a source in parallel and returns the results in the order of the parts.
+"""Process many parts of a source in parallel, and return the results in the order of the parts.
 
-It uses threads, which the GIL limits to about one core if the work is many small calls, or worker
-processes, each of which takes a whole part and returns Arrow buffers in shared memory (decision
-0049). Both do the same work on the same parts, so the results are the same.
+The work is done by threads, which the GIL limits to about one core if the work is many small calls; or by worker
+processes, each of which gets a whole part and returns Arrow buffers in shared memory (decision 0049). Both run the
+same functions on the same parts, so the results are the same.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ Part = TypeVar("Part")
 Made = TypeVar("Made")
 
 AHEAD = 2
-"""Parts in progress or done per worker process, so that a slow one does not block the others.
-Threads have one each, plus one in all: their parts are larger."""
+"""Number of parts per worker process that are in progress, or whose results wait for an earlier result, so that a slow
+part does not block the other workers. Threads have one part each, and one more in total, because their parts are
+larger."""
 
 MIN_BYTES, MAX_BYTES = 256 << 20, 2 << 30
-"""Bytes of the parts that are in progress: a sixteenth of the memory, within these. More cores would need
-more memory otherwise. While a part is typed it takes about three times its bytes."""
+"""Minimum and maximum of the limit for the total size of parts in progress, which is a sixteenth of the memory. Without
+a limit, more cores would need more memory: a part takes about three times its size while it is converted."""
 
 FILES, FILES_EACH = 256, 6
-"""File descriptors that this process needs for itself, and for each worker: its connection, and two for each
-message in progress."""
+"""Number of file descriptors that this process needs for itself, and for each worker: for the connection, and two for
+each message in progress."""
 
 END_S = 5.0
-"""Longest wait for a killed worker to exit, seconds."""
+"""Maximum wait for a killed worker to exit, seconds."""
 
 
 def _no_bytes(_: object) -> int:
-    """Size of parts that are names or numbers."""
+    """Return 0: the size of parts that need almost no memory, such as names."""
     return 0
 
 
 class InThreads:
-    """Threads of this process."""
+    """Workers that are threads of this process."""
 
     def __init__(self, count: int | None = None) -> None:
-        """Create the pool; threads start when they are needed.
+        """Set the number of threads, which start in `map`.
 
         Args:
-            count: Number of threads; None: one for each core, and at least two.
+            count: Number of threads; None: one for each core, but at least two.
         """
         self.count = count or max(2, usable_cores())
 
@@ -70,16 +71,16 @@ class InThreads:
         *,
         bytes_of: Callable[[Part], int] = _no_bytes,
     ) -> Iterator[Made]:
-        """Yield the results in the order of the parts, which are drawn as they are needed.
+        """Yield the results of a function in the order of the parts.
 
         Args:
             function: Any function.
-            parts: Its arguments.
-            bytes_of: Memory that a part takes until its result is given. Fewer parts are processed at a
-                time if they are large.
+            parts: The arguments of the function; they are read from the iterator when they are needed.
+            bytes_of: Function that returns the memory of a part, bytes. If parts are large, fewer parts are
+                processed at the same time.
 
         Raises:
-            Whatever the function raises.
+            Any error of the function.
         """
         with ThreadPoolExecutor(self.count, thread_name_prefix="source") as pool:
             yield from _in_order(
@@ -87,15 +88,15 @@ class InThreads:
             )
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
-        """Return one result, computed in the calling thread."""
+        """Compute one result in the calling thread."""
         return function(part)
 
 
 class InProcesses:
-    """Worker processes, ended by `close`."""
+    """Workers that are processes; `close` ends them."""
 
     def __init__(self, count: int) -> None:
-        """Start them; they are ready after some tenths of a second."""
+        """Start the processes, which are ready after some tenths of a second."""
         self.count = count
         self._workers: list[_Worker] = []
         self._free: queue.SimpleQueue[_Worker] = queue.SimpleQueue()
@@ -116,10 +117,10 @@ class InProcesses:
         *,
         bytes_of: Callable[[Part], int] = _no_bytes,
     ) -> Iterator[Made]:
-        """Like `InThreads.map`, with a function of a module, and parts that can be pickled.
+        """Do what `InThreads.map` does; the function must be at the top level of a module, and parts picklable.
 
         Raises:
-            UserError: a worker was killed; or whatever the function raises.
+            UserError: a worker process ended; or any error of the function.
         """
         yield from _in_order(
             lambda part: self._pool.submit(self.call, function, part),
@@ -129,7 +130,7 @@ class InProcesses:
         )
 
     def call(self, function: Callable[[Part], Made], part: Part) -> Made:
-        """Wait for one result; callable from any thread. Raises as `map`."""
+        """Compute one result in a free process, and wait for it; raises the errors of `map`. Thread-safe."""
         worker = self._free.get()
         try:
             found = worker.ask(function, part)
@@ -141,7 +142,7 @@ class InProcesses:
         return made
 
     def close(self) -> None:
-        """Kill them; the results of their current tasks are not needed."""
+        """Kill the processes; the results of their current tasks are lost."""
         for worker in self._workers:
             worker.kill()
         self._pool.shutdown(cancel_futures=True)
@@ -150,7 +151,7 @@ class InProcesses:
 
 
 class _Worker:
-    """One process and the connection to it."""
+    """One worker process, and the connection to it."""
 
     def __init__(self) -> None:
         self._refusals = kernel_refusals().out_of_memory
@@ -175,7 +176,7 @@ class _Worker:
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """The process id."""
         return self._child.pid
 
     def ask(self, function: Callable[[Any], Any], part: object) -> Any:
@@ -189,13 +190,13 @@ class _Worker:
             if error.errno != errno.EMFILE:
                 raise
             raise UserError(
-                "The results of worker processes need more open files than this process may have",
+                "The worker processes need more open files than this process may have",
                 got=Plain(str(error)),
                 fix="Raise the limit with `ulimit -n`, or set data.workers to fewer processes.",
             ) from error
 
     def kill(self) -> None:
-        """Kill it; a thread that waits for its answer gets an error."""
+        """Kill the process; a thread that waits for its answer gets an error."""
         self._child.kill()
 
     def close(self) -> None:
@@ -211,8 +212,8 @@ class _Worker:
         return UserError(
             "A worker process ended before its work was done",
             got=Plain(how),
-            fix="Run it again: it continues from the last complete shard. If memory was short, set "
-            "data.workers to fewer processes.",
+            fix="Run the command again; it continues after the last complete shard. If there was not enough "
+            "memory, set data.workers to fewer processes.",
         )
 
 
@@ -222,11 +223,11 @@ Workers = InThreads | InProcesses
 
 @contextlib.contextmanager
 def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
-    """Workers while the context is open.
+    """Start workers, which end with the context.
 
     Args:
         count: Number of workers; None: one for each core that this process may use.
-        processes: Use processes, if there are at least two workers.
+        processes: Whether to use processes, if there are at least two workers; else threads.
     """
     found = count or usable_cores()
     if not processes or found < 2:
@@ -237,8 +238,8 @@ def started(count: int | None, *, processes: bool) -> Iterator[Workers]:
         yield workers
 
 
-def most_bytes(memory: int) -> int:
-    """Bytes of the parts that may be in progress on a machine with this much memory."""
+def max_part_bytes(memory: int) -> int:
+    """Return the maximum total size of parts in progress on a machine with `memory` bytes."""
     return max(MIN_BYTES, min(memory // 16, MAX_BYTES))
 
 
@@ -249,13 +250,13 @@ def _in_order(
     most: int,
     bytes_of: Callable[[Part], int],
 ) -> Iterator[Made]:
-    """Start up to this many parts, and yield each result after all those before it.
+    """Keep up to `most` parts in progress, and yield their results in the order of the parts.
 
-    A single part may be larger than `most_bytes`; then no other part is in progress. An error while
-    the parts are drawn is raised after the results of the earlier parts.
+    While a part that is larger than the limit is in progress, no other part is. If reading the next part fails, the
+    error is raised after the results of the earlier parts.
     """
     under_way: deque[tuple[Future[Made], int]] = deque()
-    held, limit = 0, most_bytes(usable_memory())
+    held, limit = 0, max_part_bytes(usable_memory())
     drawn = iter(parts)
 
     def oldest() -> Made:
@@ -271,7 +272,7 @@ def _in_order(
                 part = next(drawn)
             except StopIteration:
                 break
-            except Exception as error:  # noqa: BLE001  # raised below, in its turn
+            except Exception as error:  # noqa: BLE001  # raised below, after the earlier results
                 failed = error
                 break
             size = bytes_of(part)

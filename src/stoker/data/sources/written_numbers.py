@@ -12,37 +12,37 @@ import pyarrow.compute as pc
 from stoker.core.errors import ConfigError
 
 _SPACES = " \u00a0\u202f\u2009"
-"""Separators of groups of digits."""
+"""Kinds of spaces that may separate groups of digits, or a number and its unit."""
 
 _EXAMPLE = re.compile(
     rf"(?P<before>[^0-9+-]*)[+-]?(?P<core>[0-9](?:[0-9.,'{_SPACES}]*[0-9])?)(?P<after>[^0-9]*)"
 )
 _GROUPED = re.compile(r"[1-9][0-9]{0,2}(.)[0-9]{3}(?:\1[0-9]{3})*")
-"""No group follows a leading 0: 0,123 is less than one."""
+"""A whole number with group separators. It does not begin with 0: in 0,123 the comma is a decimal mark."""
 _UNITS = re.compile(rf"[$€£¥₹%{_SPACES}]*")
-"""What may surround a number in a guess; in `data.types`, the surroundings of the example."""
+"""Units that `guess` accepts around a number; an example in `data.types` may have other units."""
 
 _SIGNS = re.compile("[-+()\u2212\u2013]")
-"""Written forms of a negative number; around an example they would be lost as a unit."""
+"""Signs of a negative number. Around an example they are refused, because they would be removed like a unit."""
 
 _WITH_POINT = r"^\s*[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*$"
-"""A number that is read without an example, with a decimal point."""
+"""A plain number with a decimal point, which is read without an example."""
 
 GUESS_SHARE = 0.99
-"""Least share of the values that a guess must be able to read."""
+"""Minimum share of the values that must have the form that `guess` returns."""
 
 _MARKS = ((",", "."), (".", ","), (" ", "."), (" ", ","), ("'", "."))
-"""Group separator and decimal mark, the likeliest first: 1,234 is one thousand and more."""
+"""Pairs of group separator and decimal mark, the most likely first: 1,234 is more than a thousand."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumberText:
-    """A text column whose values are numbers in written form."""
+    """The written form of the numbers in a text column."""
 
     number: str
-    """One such number as an example, with its marks and unit: "1,234.5", "1.234,5 €", "$9.99", "12%".
-    A single mark before three digits separates groups, unless a 0 precedes it: "1,234" is 1234, "0,123" less
-    than one. Units are left out: 12% is 12."""
+    """Example of such a number, with its marks and unit: "1,234.5", "1.234,5 €", "$9.99", "12%". A single mark before
+    three digits is a group separator, unless a 0 precedes it: "1,234" is 1234, but "0,123" is less than one. Units are
+    removed: 12% is read as 12."""
 
     def __post_init__(self) -> None:
         text = self.number.strip()
@@ -53,14 +53,14 @@ class NumberText:
             or re.fullmatch(self.pattern, text) is None
         ):
             raise ConfigError(
-                "data.types: number must be an example of a number as the column has them",
+                "data.types: number must be an example of the numbers in the column",
                 got=self.number,
                 fix='Write for example {number: "1,234.5"}.',
             )
 
     @property
     def pattern(self) -> str:
-        """A regular expression (RE2): sign, sign after the unit, whole part, decimals."""
+        """A regular expression (RE2) for such numbers; groups: sign, sign after the unit, whole part, decimals."""
         before, core, after = self._parts
         groups, decimal = _marks(core)
         mark = f"[{_SPACES}]" if groups in _SPACES else re.escape(groups)
@@ -86,9 +86,10 @@ class NumberText:
         return found["before"], found["core"], found["after"]
 
     def plain(self, values: pa.Array) -> pa.Array:
-        """Converts texts to the form `1234.5`; a text that is not such a number is unchanged.
+        """Convert written numbers to the form `1234.5`; a string in any other form is not changed.
 
-        If the decimal mark is a comma, "1.5" is not a number: it would be 1.5 next to a 1.500 that is 1500.
+        If the decimal mark is a comma, "1.5" is refused: it is unclear whether it means 1.5, because "1.500" is read
+        as 1500.
 
         Args:
             values: [rows] strings.
@@ -96,7 +97,7 @@ class NumberText:
         trimmed = pc.utf8_trim_whitespace(values)
         is_number = pc.match_substring_regex(trimmed, self.pattern)
         cut = pc.replace_substring_regex(trimmed, self.pattern, r"\1\2\3;\4")
-        # The rest of a match: signs, digits, group separators, one semicolon.
+        # A match now has signs, digits, group separators and a semicolon; the separators are removed.
         cut = pc.replace_substring_regex(cut, r"[^0-9;+-]", "")
         cut = pc.replace_substring(pc.replace_substring_regex(cut, ";$", ""), ";", ".")
         if self.decimal != ".":
@@ -106,7 +107,7 @@ class NumberText:
 
 
 def _marks(core: str) -> tuple[str, str]:
-    """The group separator and the decimal mark in an example's digits."""
+    """Return the group separator and the decimal mark of an example, found from its digits and marks."""
     marks = [character for character in core if not character.isdigit()] or ["."]
     first, last = marks[0], marks[-1]
     if first != last:
@@ -117,10 +118,10 @@ def _marks(core: str) -> tuple[str, str]:
 
 
 def guess(texts: Sequence[str]) -> NumberText | None:
-    """The written form of a text column's numbers, if nearly all values have it and no other form is likely.
+    """Return the written form of a text column's numbers; None unless nearly all values have it, and it is clear.
 
     Args:
-        texts: Some of its values, without those that mean "missing".
+        texts: Some values of the column, without values that mean "missing".
     """
     cores, before, after = [], set(), set()
     for text in texts:
@@ -150,11 +151,11 @@ def guess(texts: Sequence[str]) -> NumberText | None:
 def _is_doubtful(
     cores: Sequence[str], others: Sequence[str], groups: str, *, is_sure: bool
 ) -> bool:
-    """Whether numbers may be codes, phone numbers or addresses, or have other marks.
+    """Return whether the values may be codes, phone numbers or addresses, or may have different marks.
 
     Args:
-        cores: The numbers without signs and units.
-        others: The texts without the marks.
+        cores: The numbers, without signs and units.
+        others: The numbers that do not have the assumed marks.
         groups: The group separator.
         is_sure: Whether a unit or decimals show that they are numbers.
     """
@@ -167,16 +168,17 @@ def _is_doubtful(
         return True
     if groups not in " ." or is_sure:
         return False
-    # 1 250 000 next to 850 000 is a number; 555 123 456 alone, or next to 555123456, is unclear.
+    # If a column has 1 250 000 and 850 000, they are numbers. If all values have the form of 555 123 456, or some have
+    # the form of 555123456, it is unclear.
     widths = {len(re.split(r"\D", core, maxsplit=1)[0]) for core in cores}
     return len(widths) == 1 or max(widths) > 3
 
 
 _MARKED = re.compile(r"[0-9]+[.,][0-9]+")
-"""A number with other decimals than the rest: "0,5" if the rest is grouped by commas."""
+"""A number whose mark must be a decimal mark: "0,5", although other values have commas as group separators."""
 
 _ZERO_FIRST = re.compile(r"0[0-9]")
-"""Beginnings of codes, phone numbers and dates, but not of numbers."""
+"""Beginning of codes, phone numbers and dates; numbers do not begin like this."""
 
 _DOTS_OF_ADDRESS = 3
-"""Pattern of 192.168.100.200; in numbers, one of the parts would soon exceed 255."""
+"""Number of dots in an IP address such as 192.168.100.200. In a column of numbers, a part would soon exceed 255."""

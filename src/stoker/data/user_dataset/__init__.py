@@ -1,1 +1,1 @@
-"""A user's own `tf.data.Dataset` instead of shards and transform."""
+"""A user's own `tf.data.Dataset`, which replaces shards and transform."""

@@ -1,7 +1,7 @@
-"""One pass over a user's dataset: its size and statistics.
+"""One pass over a user's dataset to compute its size and statistics.
 
-Single values and short vectors go through a temporary table, which is analyzed like any table. Of larger
-tensors only moments and limits are kept.
+Single values and short vectors are written to a temporary table, which is analyzed like any other table. For larger
+tensors, only moments and limits are computed.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from stoker.data.user_dataset.description import Count, TensorColumn
 from stoker.data.user_dataset.load_dataset import OwnDataset, empty_split
 
 TABLE_VALUES = 64
-"""Longest vector whose values are counted one by one."""
+"""Maximum length of a vector that is written to the temporary table."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,16 +42,16 @@ class OwnAnalysis:
     """Results of one pass over a user's dataset."""
 
     counts: dict[str, Count]
-    """Split -> its content."""
+    """Split -> its size."""
 
     anomalies: list[Anomaly]
     """Problems with the splits, errors first."""
 
     byte_forms: dict[str, ByteForm]
-    """Feature -> how all of its numbers, in every split, were made from bytes, if they were."""
+    """Feature whose numbers, in all splits, were made from bytes -> how they were made."""
 
     labels: dict[str, dict[str, LabelSummary]]
-    """Split -> output of the model -> label summary."""
+    """Split -> output of the model -> summary of its labels."""
 
 
 def analyze_own_dataset(
@@ -64,12 +64,12 @@ def analyze_own_dataset(
         folder: Folder for the files of `stoker.data.features.analysis.analyze.analyze`.
         scratch: An empty folder for the temporary table.
         fingerprint: The dataset's fingerprint, for the statistics.
-        progress: Called after each batch, with batches done, the number of batches (0: unknown), and the
-            split.
+        progress: Called after each batch with the number of batches done, the total number (0: unknown), and a
+            text that names the split.
 
     Raises:
-        ConfigError: the user's pipeline raised.
-        DataError: a split is empty; an element's parts have different numbers of records.
+        ConfigError: the user's pipeline raised an error.
+        DataError: a split is empty, or the parts of an element have different numbers of records.
     """
     counts: dict[str, Count] = {}
     summaries: dict[str, dict[str, LabelSummary]] = {}
@@ -98,7 +98,7 @@ def analyze_own_dataset(
         },
     )
     labels = dataset.description.labels.values()
-    # A number in a vector label is not a class.
+    # Labels that are vectors are left out, because a number in a vector is not a class.
     named = [label.name for label in labels if label.shape in ((), (1,))]
     leaks = find_leaks(table, statistics, named) if columns else ()
     _, anomalies = write_analysis(statistics, folder, labels=named, leaks=leaks)
@@ -136,14 +136,14 @@ class _SplitPass:
     ) -> None:
         self._dataset, self._split, self._path = dataset, split, path
         self._forms = forms
-        # The first batch of the first split decides whether strings are text.
+        # The first batch of the first split decides which columns of strings hold text.
         self._known_columns = columns
         self.columns: dict[str, Column] = columns or {}
         self.moments: dict[str, Moments] = {}
         self._labels = {output: LabelCounter() for output in dataset.description.labels}
 
     def labels(self) -> dict[str, LabelSummary]:
-        """Return output of the model -> summary of the labels read so far."""
+        """Return output of the model -> summary of the labels that were read."""
         return {output: counter.summary() for output, counter in self._labels.items()}
 
     def run(self, progress: Progress) -> Count:
@@ -200,11 +200,11 @@ class _SplitPass:
 
 
 _TABLE_DTYPES = {"float16": "float32", "float32": "float32", "float64": "float64"}
-"""Type of a feature -> of the temporary table's column; whole numbers are int64 there."""
+"""Type of a feature -> type of its column in the temporary table; other types (whole numbers) become int64."""
 
 
 def _tabular(column: TensorColumn, first: NDArray[Any]) -> Column | None:
-    """Return the column of the temporary table; None if it is too large, or bytes but not text."""
+    """Return the column for the temporary table; None if the tensor is too large, or its strings are not text."""
     length = column.shape[0] if len(column.shape) == 1 else None
     if len(column.shape) > 1 or (column.shape and not 1 <= (length or 0) <= TABLE_VALUES):
         return None
@@ -228,7 +228,7 @@ def _to_arrow(column: Column, values: NDArray[Any]) -> pa.Array:
     if column.dtype == "string":
         cells = pa.array([value.decode(errors="replace") for value in flat], pa.string())
     else:
-        # NaN is a missing value, as in a shard.
+        # NaN becomes a missing value, as in a shard.
         cells = pa.array(flat.astype(column.dtype), from_pandas=True)
     if column.length is None:
         return cells
@@ -237,7 +237,7 @@ def _to_arrow(column: Column, values: NDArray[Any]) -> pa.Array:
 
 @dataclass
 class Moments:
-    """Moments and limits of a tensor's values, or of the lengths of bytes."""
+    """Moments and limits of a tensor's numbers or, if it holds strings, of their lengths."""
 
     count: int = 0
     finite: int = 0
@@ -274,7 +274,7 @@ class Moments:
         self.low, self.high = min(self.low, float(kept.min())), max(self.high, float(kept.max()))
 
     def statistics(self, column: TensorColumn) -> ColumnStatistics:
-        """Return them as statistics of a column."""
+        """Return the moments and limits as statistics of a column."""
         is_bytes, has_values = column.dtype == "string", self.finite > 0
         numbers = NumberStatistics(
             mean=self.mean if has_values else None,

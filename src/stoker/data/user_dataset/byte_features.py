@@ -1,4 +1,4 @@
-"""Features of a user's dataset that are cached and sent as uint8: a quarter of float32's bytes."""
+"""Features of a user's dataset that are cached and transferred as uint8, which needs a quarter of float32's bytes."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from stoker.data.user_dataset.load_dataset import parts_of
 
 
 class ByteFeatures:
-    """Converts the named features to uint8 for the transfer to the step, and back."""
+    """Converts features to uint8 for the transfer to the step, and back in the step."""
 
     def __init__(self, description: Description, forms: Mapping[str, ByteForm]) -> None:
-        """Check the named features.
+        """Check that the features exist, and have types that can be made from bytes.
 
         Args:
             description: Description of an element.
-            forms: Feature -> how its numbers were made from bytes.
+            forms: Feature -> how its numbers were made from bytes; only these features are converted.
 
         Raises:
-            ConfigError: a feature is missing, or cannot have been made from bytes.
+            ConfigError: a feature does not exist, or its type cannot have been made from bytes.
         """
         types = {column.name: column.dtype for column in description.features}
         for name, form in forms.items():
@@ -36,19 +36,19 @@ class ByteFeatures:
                 raise ConfigError(
                     f"train.feed.uint8 must name features of the dataset, not {name!r}",
                     got=Plain(", ".join(types)),
-                    fix="Name one of these.",
+                    fix="Use only names from this list.",
                 )
             possible = ("float", "int", "uint") if form == "x" else "float"
             if not types[name].startswith(possible):
                 raise ConfigError(
-                    f"train.feed.uint8: the feature {name!r} must be numbers that {form} makes",
+                    f"train.feed.uint8: the feature {name!r} must have a type that {form} can have",
                     got=Plain(types[name]),
                     fix="Leave it out.",
                 )
         self._forms = {name: _Form(form, types[name]) for name, form in forms.items()}
 
     def narrowed(self, dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-        """The dataset with the named features as uint8; its iterator fails at any other number."""
+        """Return the dataset with the features as uint8; its iterator fails at a number not made from a byte."""
         if not self._forms:
             return dataset
 
@@ -64,7 +64,7 @@ class ByteFeatures:
         return dataset.map(to_bytes, num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
 
     def widened_batch(self, parts: tuple[Any, ...]) -> tuple[Any, ...]:
-        """Return a batch with the original features; call it inside the compiled step."""
+        """Return a batch with the original numbers of the features; call it inside the compiled step."""
         if not self._forms:
             return parts
         features, *rest = parts
@@ -78,20 +78,20 @@ class _Form:
     def __init__(self, form: ByteForm, dtype: str) -> None:
         self.form = form
         self._dtype = dtype
-        # A captured tensor instead of a constant: TensorFlow and XLA multiply by the inverse of a
-        # constant, which gives other numbers than a quotient.
+        # A captured tensor, not a constant: instead of dividing by a constant, TensorFlow and XLA multiply by its
+        # inverse, which gives different numbers.
         by = 1 / 255 if form == "x*(1/255)" else 255
         self._by = tf.cast(tf.constant(by, tf.float64), dtype)
 
     def to_uint8(self, value: tf.Tensor) -> tf.Tensor:
-        """Round to uint8, with any loss."""
+        """Convert numbers to bytes, rounded; numbers that were not made from bytes change."""
         if not value.dtype.is_floating:
             value = tf.cast(value, tf.float64)
         number = tf.round(value if self.form == "x" else value * tf.cast(255, value.dtype))
         return tf.cast(tf.clip_by_value(number, 0, 255), tf.uint8)
 
     def from_uint8(self, value: tf.Tensor) -> tf.Tensor:
-        """Return the original numbers."""
+        """Convert bytes back to the original numbers."""
         number = tf.cast(value, self._dtype)
         if self.form == "x":
             return number
@@ -101,8 +101,8 @@ class _Form:
 def _checked_bytes(value: tf.Tensor, form: _Form, *, name: str) -> tf.Tensor:
     found = form.to_uint8(value)
     rule = (
-        f"train.feed.uint8: the feature {name!r} must be what {form.form} makes of whole numbers from 0 "
-        "to 255; leave it out there"
+        f"train.feed.uint8: all numbers of the feature {name!r} must be {form.form} of a whole number x from 0 to "
+        "255; remove the feature from this setting"
     )
     same = tf.reduce_all(tf.equal(_bits(form.from_uint8(found)), _bits(value)))
     with tf.control_dependencies([tf.debugging.Assert(same, [rule])]):
@@ -110,7 +110,7 @@ def _checked_bytes(value: tf.Tensor, form: _Form, *, name: str) -> tf.Tensor:
 
 
 def _bits(value: tf.Tensor) -> tf.Tensor:
-    """Return the bits, because -0.0 and 0.0 differ as divisors."""
+    """Return the bits of numbers: with equal bits, -0.0 and 0.0 are different, as they are as divisors."""
     kinds = {2: tf.int16, 4: tf.int32, 8: tf.int64}
     return tf.bitcast(value, kinds[value.dtype.size]) if value.dtype.is_floating else value
 
@@ -118,11 +118,11 @@ def _bits(value: tf.Tensor) -> tf.Tensor:
 FORMS: Final[tuple[ByteForm, ...]] = get_args(ByteForm)
 
 MIN_BYTES = 1024
-"""Least bytes per record of a feature that is checked."""
+"""Minimum size per record of a feature that is checked, bytes."""
 
 
 class ByteForms:
-    """The forms that match all values so far; none if the feature was not made from bytes."""
+    """Finds the form in which a feature's numbers were made from bytes, batch by batch."""
 
     def __init__(self) -> None:
         self._possible: tuple[ByteForm, ...] = FORMS
@@ -133,7 +133,7 @@ class ByteForms:
 
     @property
     def form(self) -> ByteForm | None:
-        """The first form that matches; for 0 and 1 alone several do."""
+        """The first form that matches all values (if all are 0 or 1, several match); None if none matches."""
         return self._possible[0] if self._possible else None
 
 
@@ -146,14 +146,14 @@ def _matches(values: NDArray[Any], form: ByteForm) -> bool:
     wide = np.nan_to_num(values.astype(np.float64)) * (1 if form == "x" else 255)
     places = np.clip(np.rint(wide), 0, 255).astype(np.uint8)
     bits = np.dtype(f"u{values.dtype.itemsize}")
-    # By their bits, because -0.0 and 0.0 differ as divisors.
+    # Bits are compared, because -0.0 and 0.0 are equal but differ as divisors.
     made = _table(form, values.dtype.name)[places]
     return bool((made.view(bits) == np.ascontiguousarray(values).view(bits)).all())
 
 
 @functools.cache
 def _table(form: ByteForm, dtype: str) -> NDArray[Any]:
-    """Return the number of each byte."""
+    """Return the number that the form makes of each byte: [256]."""
     numbers = np.arange(256).astype(dtype)
     if form == "x/255":
         return numbers / numbers.dtype.type(255)

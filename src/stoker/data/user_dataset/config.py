@@ -1,4 +1,4 @@
-"""The `data` section of an experiment with a dataset of the user's own."""
+"""The section `data` of an experiment that uses the user's own dataset."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from stoker.core.user_code import split_reference
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PipelineConfig:
-    """Changes to a user's own dataset on its way to the step; none by default."""
+    """Changes to a user's own dataset before the step gets its batches; by default, nothing is changed."""
 
     cache: Literal["none", "memory"] = "none"
-    """`memory`: keep the batches of the first pass in this process's memory and use them, in that order, in
-    every epoch. This changes the training if the dataset gives other batches in every pass."""
+    """memory: keep the batches of the first pass in this process's memory, and use the same batches in the same order
+    in every epoch. This changes the training if the dataset has different batches in every pass."""
 
     batch_size: int | None = None
-    """Rows per batch instead of the dataset's own: the same rows in the same order; the last batch of a
-    pass may be smaller. None: the dataset's own batches."""
+    """Rows per batch, if they should differ from the dataset's own: the same rows in the same order; the last batch of
+    a pass may be smaller. null: the dataset's own batches."""
 
     def __post_init__(self) -> None:
         if self.batch_size is not None and self.batch_size < 1:
@@ -56,7 +56,7 @@ class OwnDatasetConfig:
     reads from outside the experiment folder (paths, versions) here."""
 
     pipeline: PipelineConfig = field(default_factory=PipelineConfig)
-    """Changes to the dataset on its way to the step."""
+    """Changes to the dataset before the step gets its batches."""
 
     def __post_init__(self) -> None:
         split_reference(self.dataset, where="data.dataset")
@@ -64,7 +64,7 @@ class OwnDatasetConfig:
             fingerprint(self.options)
         except TypeError as error:
             raise ConfigError(
-                "data.options must hold texts, numbers, true or false, lists and sections",
+                "data.options may hold only strings, numbers, true, false, lists and sections",
                 got=Plain(str(error)),
-                fix="Write a date as a text, in quotes.",
+                fix="Write a date as a string, in quotes.",
             ) from None

@@ -10,34 +10,34 @@ from stoker.data.columns import Column
 from stoker.data.features.spec import read_as
 
 DESCRIPTION = "dataset.json"
-"""The description's file."""
+"""Name of the file with the description."""
 
 SPLITS = ("train", "eval")
 """The splits of every user's dataset."""
 
 INPUTS = "inputs"
-"""Name of the feature if a dataset has a single tensor as features."""
+"""Name of the feature, if the features of a dataset are a single tensor."""
 
 LABEL = "label"
-"""Name of the column of a label without a name, with underscores if a feature has that name."""
+"""Name of a label without a name; underscores are appended if a feature has this name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TensorColumn:
-    """One part of an element: a feature, or the label."""
+    """One part of an element: a feature or a label."""
 
     name: str
-    """Its name in the dataset."""
+    """Name of the part in the dataset."""
 
     dtype: str
-    """TensorFlow's name of its type."""
+    """TensorFlow's name of the part's type."""
 
     shape: tuple[int | None, ...]
     """Shape of one record; None where it differs between batches."""
 
     @property
     def tensor_dtype(self) -> str:
-        """The same as `dtype`; see `stoker.data.columns.Column`."""
+        """The dtype of the column's tensor, as in `stoker.data.columns.Column`; here it is `dtype`."""
         return self.dtype
 
 
@@ -50,13 +50,13 @@ class Description:
     """The parts of a dataset's elements."""
 
     features: tuple[TensorColumn, ...]
-    """The inputs of the model and of serving, in the order of the dataset."""
+    """The features, which are the inputs of the model and of serving, in the order of the dataset."""
 
     labels: dict[str, TensorColumn]
-    """The labels, by the model's output."""
+    """Output of the model -> its label."""
 
     named: bool
-    """Whether the features are a dict, else a single tensor."""
+    """Whether the features are a dict, not a single tensor."""
 
     @property
     def columns(self) -> tuple[TensorColumn, ...]:
@@ -69,16 +69,16 @@ class Count:
     """The size of one pass over a split."""
 
     batches: int
-    """Number of elements."""
+    """Number of batches."""
 
     rows: int
-    """Number of records in all elements."""
+    """Number of records in all batches."""
 
     batch_size: int
-    """Number of records in the largest element."""
+    """Number of records in the largest batch."""
 
     def rebatched(self, batch_size: int) -> Count:
-        """Return the size for the same rows in batches of another size."""
+        """Return the size of a pass over the same rows in batches of a different size."""
         return Count(
             batches=-(-self.rows // batch_size),
             rows=self.rows,
@@ -95,6 +95,6 @@ def read_description(path: Path) -> Description:
     """Read a description.
 
     Raises:
-        DataError: it is missing, or something else.
+        DataError: the file is missing, or does not hold a description.
     """
     return read_as(Description, read_json(path), f"{path} must describe a dataset")

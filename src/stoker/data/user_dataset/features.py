@@ -1,4 +1,4 @@
-"""The transform of a user's dataset, which already holds features."""
+"""The transform for a user's dataset, which already holds features and labels."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stoker.data.user_dataset.description import Description, TensorColumn
 
 
 class OwnFeatures:
-    """Features and label unchanged; has the interface of `...preprocessing.transform.Transform`."""
+    """Returns features and labels unchanged; has the interface of `...preprocessing.transform.Transform`."""
 
     def __init__(self, description: Description) -> None:
-        """Represent the identity for these elements."""
+        """Use this description of the dataset's elements."""
         self._description = description
         self.features = tuple(_spec(column) for column in description.features)
         # A user's labels are numbers, without class names.
@@ -48,7 +48,7 @@ class OwnFeatures:
 
     @property
     def columns(self) -> tuple[TensorColumn, ...]:
-        """All of them."""
+        """The features and the labels."""
         return self._description.columns
 
     def module(self) -> tf.Module:
@@ -66,7 +66,7 @@ class OwnFeatures:
 
 
 AnyTransform = Transform | OwnFeatures
-"""The transforms of later stages."""
+"""The transform of later stages: of shards, or of a user's dataset."""
 
 
 def _spec(column: TensorColumn) -> FeatureSpec:

@@ -1,4 +1,4 @@
-"""A split of a user's dataset as training reads it, and the cache of its batches in memory."""
+"""The feed of a user's dataset for training and evaluation, and the cache of its batches in memory."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker.internals.tensorflow_internals import (
 )
 
 BATCHES_AHEAD = 2
-"""Batches made ahead of the step if neither the user nor TensorFlow has a prefetch."""
+"""Number of batches that are prefetched, if neither the dataset nor TensorFlow adds a prefetch."""
 
 
 class OwnFeed:
@@ -37,41 +37,41 @@ class OwnFeed:
     shares_rows = False
 
     def __init__(self, dataset: OwnDataset, split: str, *, config: FeedConfig = AS_IT_IS) -> None:
-        """Represent a split that was analyzed.
+        """Use a split; nothing is read yet.
 
         Args:
-            dataset: The user's dataset, from `with_pipeline`.
+            dataset: The user's dataset, a result of `with_pipeline`.
             split: Name of the split.
             config: How batches are prepared.
 
         Raises:
-            ConfigError: a feature for uint8 is missing, or does not hold such numbers.
+            ConfigError: a feature in `config.uint8` does not exist, or cannot have been made from bytes.
         """
         self._config = config
         self._bytes = ByteFeatures(dataset.description, config.uint8)
         self._dataset = self._bytes.narrowed(dataset.datasets[split])
         self._what, self._split = dataset.what, split
         self.in_memory = dataset.in_memory
-        """Whether a pass is cached in memory."""
+        """Whether the batches of one pass are kept in memory and used in every epoch."""
         self._count = dataset.counts[split]
         self.rows = self._count.rows
 
     def _with_cardinality(self, dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-        # Else a pass that ends early would silently continue with the next one.
+        # Without this check, a pass that ends early would continue with the next pass without an error.
         return dataset.apply(tf.data.experimental.assert_cardinality(self._count.batches))
 
     def _passes(self, *, autotune: bool) -> tf.data.Dataset[Any]:
-        """Return pass after pass, without end."""
+        """Return a dataset that repeats passes without end."""
         if self.in_memory:
             return self._cached_pass.repeat()
-        # TensorFlow adds a prefetch after all passes only if it tunes them.
+        # TensorFlow adds a prefetch at the end only if its autotuner is on.
         one = _without_prefetch(self._dataset) if autotune else self._dataset
         return self._with_cardinality(one).repeat()
 
     @functools.cached_property
     def _cached_pass(self) -> tf.data.Dataset[Any]:
-        """A pass in memory, read at the first access."""
-        # The autotuner could delay the end of the pass.
+        """The batches of one pass in memory; they are read at the first access."""
+        # Without the autotuner, which could delay the end of the pass.
         once = self._tuned(self._with_cardinality(self._dataset), autotune=False)
         return in_memory(once, self._count, what=self._what, split=self._split)
 
@@ -83,31 +83,30 @@ class OwnFeed:
         *,
         seed: int,  # noqa: ARG002 - as Feed has it
     ) -> Sequence[int]:
-        """Return positions in an epoch, because the user decides the order of rows."""
+        """Return the positions themselves: which rows they hold is not known, because the user decides the order."""
         return range(first, last)
 
     def steps(self, batch_size: int) -> int:  # noqa: ARG002 - as Feed has it
-        """Return the steps of an epoch: the number of the user's batches."""
+        """Return the number of steps of an epoch, which is the number of the user's batches."""
         return self._count.batches
 
     @contextmanager
     def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
-        """Open pass after pass, without end; the user decides the order.
+        """Open a dataset that repeats passes without end; the user decides the order.
 
-        A resumed run reads its earlier batches again and skips them; from memory, only those of its
-        epoch.
+        A resumed run reads all earlier batches again and skips them; from memory, only those of the current epoch.
         """
         epochs, within = divmod(calls.first, calls.per_epoch)
         done = epochs * self._count.batches + within * calls.steps_per_call + calls.skipped_steps
         skipped = done % self._count.batches if self.in_memory else done
         autotunes = self._autotunes(self._dataset)
         passes = self._passes(autotune=autotunes).skip(skipped)
-        # TensorFlow adds a prefetch only if it tunes; from memory none is needed.
+        # TensorFlow adds a prefetch only if its autotuner is on; batches in memory need none.
         bare = not (autotunes or self.in_memory or is_prefetch(without_options(self._dataset)))
         yield self._tuned(passes, ahead=BATCHES_AHEAD if bare else None)
 
     def watched(self) -> tf.data.Dataset[Any]:
-        """Return pass after pass with TensorFlow's autotuner, which measures the stages' costs."""
+        """Return a dataset that repeats passes, with TensorFlow's autotuner, which measures the stages' costs."""
         return self._tuned(self._passes(autotune=True), autotune=True)
 
     @contextmanager
@@ -130,7 +129,7 @@ class OwnFeed:
         ahead: int | None = None,
     ) -> tf.data.Dataset[Any]:
         config, set_to = self._config, dataset.options()
-        # An order that the user turned off stays off.
+        # If the user allowed elements in any order, this is kept.
         ordered = set_to.deterministic is not False
         return tuned(
             dataset,
@@ -143,48 +142,48 @@ class OwnFeed:
 
 
 def _without_prefetch(dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-    """Remove a last prefetch whose buffer TensorFlow tunes.
+    """Remove a prefetch at the end whose buffer is autotuned.
 
-    TensorFlow adds one after all passes, which also covers the end of each. A second prefetch would only
-    add a thread.
+    TensorFlow adds a prefetch after the repeated passes, which also bridges the end of each pass. A second prefetch
+    would only add a thread.
     """
     prefetched: bool = is_prefetch(dataset) and has_autotuned_buffer(dataset)
     return source_of(dataset) if prefetched else dataset
 
 
 AnyFeed = Feed | OwnFeed
-"""The feeds of the training loop."""
+"""The feed of the training loop: of shards, or of a user's dataset."""
 
 
 CACHE_SHARE = 0.5
-"""Largest share of the free memory for a split's batches. It is checked at every batch, so that processes
-that fill their caches at the same time stop before memory runs out."""
+"""Maximum share of the free memory for a split's batches. It is checked at every batch, so that processes that fill
+their caches at the same time stop before all memory is used."""
 
 SURE_SHARE = 0.125
-"""Share of the limit that is read before the total is estimated: little enough to do no harm, and enough
-rows for the size of a row."""
+"""Share of the limit that is read before the total size is estimated: little enough to do no harm, and enough rows to
+estimate the size of a row."""
 
 TEXT_BYTES = 24
-"""Memory of a string besides its bytes: TensorFlow's `tstring`."""
+"""Memory of a string in addition to its bytes: TensorFlow's `tstring`."""
 
 
 def in_memory(
     dataset: tf.data.Dataset[Any], count: Count, *, what: str, split: str
 ) -> tf.data.Dataset[Any]:
-    """Read a pass and cache it.
+    """Read one pass of a dataset, and keep its batches in memory.
 
     Args:
-        dataset: A pass of it is `count.batches` elements.
+        dataset: The dataset; a pass has `count.batches` elements.
         count: Size of the split.
         what: Name of the dataset, for the message.
         split: Name of the split, for the message.
 
     Returns:
-        A dataset of the same elements from memory, which it holds as long as it exists.
+        A dataset that reads the same elements from memory; the memory is freed when this dataset is deleted.
 
     Raises:
-        ConfigError: they do not fit; names their size and the limit.
-        tf.errors.OpError: the dataset failed, or a pass has another number of elements.
+        ConfigError: the batches do not fit in memory; the error names their size and the limit.
+        tf.errors.OpError: the dataset failed, or a pass has a different number of elements.
     """
     # TensorFlow shares a complete cache between all iterators of this object.
     cached = dataset.cache()
@@ -197,20 +196,21 @@ def in_memory(
         needed = cached_bytes * count.rows // max(1, rows)
         if cached_bytes > limit or (needed > limit and cached_bytes > SURE_SHARE * limit):
             raise ConfigError(
-                f"data.pipeline.cache: memory must fit into {CACHE_SHARE:.0%} of the free memory",
+                f"with data.pipeline.cache: memory, the batches must fit in {CACHE_SHARE:.0%} of the free "
+                "memory",
                 got=Plain(
                     f"{_size(cached_bytes)} in {number} of {count.batches} batches of {what}, split "
-                    f"{split!r}, so about {_size(max(cached_bytes, needed))} in all; {_size(limit)} may be "
-                    "used"
+                    f"{split!r}, so about {_size(max(cached_bytes, needed))} in total; the limit is "
+                    f"{_size(limit)}"
                 ),
-                fix="Set data.pipeline.cache to none, or cache in the dataset what is smaller: the "
-                "encoded images, or pixels as uint8.",
+                fix="Set data.pipeline.cache to none, or cache something smaller in the dataset: encoded "
+                "images, or pixels as uint8.",
             )
     return cached
 
 
 def element_bytes(tensor: tf.Tensor) -> int:
-    """Return the memory of a tensor's elements; of strings by their length."""
+    """Return the memory of a tensor's elements, bytes; for strings, from their lengths."""
     if tensor.dtype != tf.string:
         return int(tensor.shape.num_elements()) * int(tensor.dtype.size)
     lengths = tf.cast(tf.strings.length(tensor), tf.int64)
@@ -222,7 +222,7 @@ def _size(count: int) -> str:
 
 
 BATCHES = 16
-"""Default number of compared batches: a shuffle already shows in the first."""
+"""Default number of batches that are compared; if the dataset is shuffled, already the first batch differs."""
 
 
 def passes_agree(dataset: tf.data.Dataset[Any], *, batches: int = BATCHES) -> bool:
@@ -233,13 +233,13 @@ def passes_agree(dataset: tf.data.Dataset[Any], *, batches: int = BATCHES) -> bo
         batches: Number of elements of each pass to compare.
 
     Returns:
-        Whether they are equal in type, shape and every byte. Later differences are not found. A
-        dataset with its own `.cache()` is compared as if it had none, if a pass has more elements.
+        Whether the compared batches are equal in type, shape and every byte; later batches may differ. If a pass
+        has more elements, a `.cache()` in the dataset has no effect on the comparison.
 
     Raises:
         tf.errors.OpError: the dataset failed.
     """
-    # As training repeats it: by one iterator, in which the state of random maps goes on.
+    # Like training, this repeats the dataset in one iterator, in which random maps keep their state.
     both = as_written(dataset.take(batches).repeat(2))
     digests = [_digest(element) for element in both]
     half, odd = divmod(len(digests), 2)

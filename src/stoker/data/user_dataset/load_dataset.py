@@ -33,14 +33,14 @@ Datasets = dict[str, "tf.data.Dataset[Any]"]
 
 @dataclass(frozen=True, kw_only=True)
 class OwnDataset:
-    """A user's datasets; has the interface of `stoker.data.dataset.Dataset` for later stages.
+    """A user's datasets, one per split; has the interface of `stoker.data.dataset.Dataset` that later stages need.
 
     Attributes:
         what: `module:function`, for messages.
         description: Description of an element.
         datasets: Split -> the user's dataset.
         counts: Split -> its size; empty before the analysis.
-        in_memory: Whether training keeps the first pass's batches and uses them in every epoch.
+        in_memory: Whether training keeps the batches of the first pass in memory and uses them in every epoch.
     """
 
     what: str
@@ -63,17 +63,17 @@ class OwnDataset:
         return self.counts[split].rows
 
     def arrays(self, split: str, *, columns: Sequence[Any]) -> Iterator[dict[str, NDArray[Any]]]:
-        """Read one pass over a split, a batch at a time.
+        """Read one pass over a split, batch by batch.
 
         Args:
             split: Name of the split.
             columns: The columns to return.
 
         Returns:
-            Column -> [batch, ...]; strings as bytes.
+            Column -> [batch, ...]; strings are bytes.
 
         Raises:
-            ConfigError: the user's pipeline raised.
+            ConfigError: the user's pipeline raised an error.
             DataError: the parts of an element have different numbers of records.
         """
         names = [column.name for column in columns]
@@ -85,10 +85,10 @@ class OwnDataset:
             sizes = {name: int(tf.shape(part)[0]) for name, part in parts.items()}
             if len(set(sizes.values())) > 1:
                 raise DataError(
-                    f"every part of an element must have as many records as the others ({self.what}, "
-                    f"batch {number} of {split!r})",
+                    "all parts of an element must have the same number of records "
+                    f"({self.what}, batch {number} of {split!r})",
                     got=Plain(", ".join(f"{name} {size}" for name, size in sizes.items())),
-                    fix="Batch it: `.batch(32)`, and the batch is the first dimension of all parts.",
+                    fix="Make batches with `.batch(32)`; the first dimension of every part must be the batch.",
                 )
             yield {name: np.asarray(parts[name]) for name in names}
 
@@ -101,9 +101,9 @@ class OwnDataset:
                 return
             except tf.errors.OpError as error:
                 raise ConfigError(
-                    f"{self.what} must give every batch of {split!r}{user_place(error)}",
+                    f"{self.what} must return all batches of {split!r} without an error{user_place(error)}",
                     got=Plain(first_line(error)),
-                    fix="Run it again with --debug for the whole traceback.",
+                    fix="Run the command again with --debug to see the whole traceback.",
                 ) from error
             yield element
 
@@ -123,8 +123,8 @@ def open_own_dataset(function: Callable[..., Any], config: OwnDatasetConfig) -> 
         The datasets, without counts.
 
     Raises:
-        ConfigError: the function raises, gives no dataset for a split, an endless one, or elements
-            that are not (features, label) or (features, label, weight); the splits differ.
+        ConfigError: the function raises an error; a split has no dataset or an endless one; the elements are not
+            (features, label) or (features, label, weight); or the splits have different elements.
     """
     what = config.dataset
     datasets = _call_function(function, config)
@@ -135,9 +135,9 @@ def open_own_dataset(function: Callable[..., Any], config: OwnDatasetConfig) -> 
     train, held_out = (described[split] for split in SPLITS)
     if train != held_out:
         raise ConfigError(
-            f"{what} must give the same names, types and shapes in every split",
+            f"{what} must return the same names, types and shapes for every split",
             got=Plain(_difference(train, held_out)),
-            fix="Pad or cast one of them.",
+            fix="Pad or cast the parts that differ.",
         )
     for split, dataset in datasets.items():
         _require_ends(dataset, what=f"{what}, split {split!r},")
@@ -156,20 +156,20 @@ def _call_function(function: Callable[..., Any], config: OwnDatasetConfig) -> Da
         raise ConfigError(
             f'{what} without a parameter `split` must return {{"train": ..., "eval": ...}}',
             got=Plain(type(returned).__name__),
-            fix="Or take the split's name: `def dataset(split): ...`.",
+            fix="Return such a dict, or add a parameter for the split's name: `def dataset(split): ...`.",
         )
     for split in SPLITS:
         if not isinstance(returned.get(split), tf.data.Dataset):
             raise ConfigError(
-                f"{what} must give a tf.data.Dataset for the split {split!r}",
+                f"{what} must return a tf.data.Dataset for the split {split!r}",
                 got=Plain(type(returned[split]).__name__ if split in returned else "no such split"),
-                fix="Stoker needs the splits train and eval.",
+                fix="Return datasets for the splits train and eval.",
             )
     return {split: returned[split] for split in SPLITS}
 
 
 def _takes_split(function: Callable[..., Any], options: Mapping[str, Any]) -> bool:
-    """Return whether the first parameter is the split: by its name, or because no option sets it."""
+    """Return whether the first parameter is the split: its name is `split`, or no option or default sets it."""
     parameters = list(inspect.signature(function).parameters.values())
     if not parameters or parameters[0].kind not in (
         inspect.Parameter.POSITIONAL_ONLY,
@@ -186,9 +186,9 @@ def _require_ends(dataset: tf.data.Dataset[Any], *, what: str) -> None:
     batches = int(dataset.cardinality())
     if batches == tf.data.INFINITE_CARDINALITY:
         raise ConfigError(
-            f"{what} must end, so that an epoch is a pass over it",
+            f"{what} must end, because an epoch is one pass over it",
             got=Plain("an endless dataset"),
-            fix="Leave `.repeat()` out, or say how much an epoch is: `.take(BATCHES)`.",
+            fix="Leave out `.repeat()`, or set the number of batches of an epoch: `.take(BATCHES)`.",
         )
     if batches == 0:
         raise empty_split(what)
@@ -205,12 +205,12 @@ def _difference(train: Description, held_out: Description) -> str:
     for name in {**ours, **theirs}:
         if ours.get(name) != theirs.get(name):
             return f"{name!r}: {_type_text(ours.get(name))} in train, {_type_text(theirs.get(name))} in eval"
-    return "one tensor in one split, a dict in the other"
+    return "a single tensor in one split, a dict in the other"
 
 
 def _type_text(column: TensorColumn | None) -> str:
     if column is None:
-        return "not there"
+        return "missing"
     sizes = ", ".join("any" if size is None else str(size) for size in column.shape)
     return f"{column.dtype} [{sizes}]"
 
@@ -218,12 +218,12 @@ def _type_text(column: TensorColumn | None) -> str:
 def with_pipeline(
     dataset: OwnDataset, config: PipelineConfig, *, counts: Mapping[str, Count]
 ) -> OwnDataset:
-    """Return the dataset as training and evaluation read it.
+    """Return the dataset with the changes that training and evaluation need.
 
     Args:
         dataset: The user's dataset.
-        config: The changes to it.
-        counts: Sizes of the splits, in the batches of `config`.
+        config: The changes.
+        counts: Sizes of the splits, with batches of the size in `config`.
     """
     datasets, size = dataset.datasets, config.batch_size
     if size is not None:
@@ -239,15 +239,15 @@ def counts_as_facts(counts: Mapping[str, Count]) -> dict[str, dict[str, int]]:
 
 
 _EXPECTED_FORM = (
-    "Give batches of (features, label) or (features, label, weight), as model.fit takes them; if "
-    "train_step needs no label, the features twice: .map(lambda x: (x, x))."
+    "Return batches of (features, label) or (features, label, weight), as model.fit takes them. If your "
+    "train_step needs no label, return the features twice: .map(lambda x: (x, x))."
 )
 
 DTYPES = frozenset(
     ["bool", "string", "float16", "float32", "float64"]
     + [f"{sign}int{bits}" for sign in ("", "u") for bits in (8, 16, 32, 64)]
 )
-"""Types of a feature or label; REST has no others."""
+"""Types that a feature or label may have: the types that REST requests support."""
 
 
 def describe_element(spec: Any, *, what: str) -> Description:
@@ -258,11 +258,11 @@ def describe_element(spec: Any, *, what: str) -> Description:
         what: Name of the dataset, for the message.
 
     Raises:
-        ConfigError: it is not a batch of (features, label) or (features, label, weight) of tensors.
+        ConfigError: an element is not a batch of (features, label) or (features, label, weight) of tensors.
     """
     if not isinstance(spec, tuple) or len(spec) not in (2, 3):
         raise ConfigError(
-            f"{what} must give (features, label) or (features, label, weight)",
+            f"{what} must return (features, label) or (features, label, weight)",
             got=Plain(_spec_text(spec)),
             fix=_EXPECTED_FORM,
         )
@@ -271,9 +271,9 @@ def describe_element(spec: Any, *, what: str) -> Description:
     parts = dict(features) if named else {INPUTS: features}
     if not parts or not all(isinstance(name, str) and name for name in parts):
         raise ConfigError(
-            f"{what} must give features by name, or a single tensor",
+            f"{what} must return features as a dict with names as keys, or as a single tensor",
             got=Plain(f"a dict with the keys {list(parts)}"),
-            fix="Name each feature by a text.",
+            fix="Use a string that is not empty as the name of each feature.",
         )
     described = Description(
         features=tuple(_column(name, part, what=what) for name, part in parts.items()),
@@ -282,9 +282,9 @@ def describe_element(spec: Any, *, what: str) -> Description:
     )
     if any(column.dtype == "string" for column in described.labels.values()):
         raise ConfigError(
-            f"{what} must give a label of numbers",
-            got=Plain("texts"),
-            fix="Give class ids, e.g. by tf.keras.layers.StringLookup(vocabulary=...) in a map.",
+            f"{what} must return numeric labels",
+            got=Plain("strings"),
+            fix="Return class ids, e.g. with tf.keras.layers.StringLookup(vocabulary=...) in a map.",
         )
     for weight in spec[2:]:
         _require_weight(weight, what=what)
@@ -292,13 +292,13 @@ def describe_element(spec: Any, *, what: str) -> Description:
 
 
 def _labels(label: Any, features: Mapping[str, Any], *, what: str) -> dict[str, TensorColumn]:
-    """Return output of the model -> the column of its label; a dict is for several outputs."""
+    """Return output of the model -> the column of its label; a dict of labels is for several outputs."""
     several = isinstance(label, Mapping)
     if several and (len(label) < 2 or not all(isinstance(name, str) and name for name in label)):
         raise ConfigError(
-            f"{what} must give a dict of labels with the names of the model's outputs",
+            f"a dict of labels from {what} must have the names of two or more outputs of the model as keys",
             got=Plain(f"a dict with the keys {list(label)}"),
-            fix="Give the label of a model with one output as a tensor.",
+            fix="If the model has a single output, return its label as a tensor.",
         )
     columns: dict[str, TensorColumn] = {}
     used = set(features)
@@ -310,7 +310,7 @@ def _labels(label: Any, features: Mapping[str, Any], *, what: str) -> dict[str, 
 
 
 def parts_of(element: Any) -> tuple[Any, ...]:
-    """An element as ({name: feature}, label) or ({name: feature}, label, weight)."""
+    """Return an element as ({name: feature}, label) or ({name: feature}, label, weight)."""
     features, *rest = element
     return (features if isinstance(features, Mapping) else {INPUTS: features}, *rest)
 
@@ -319,27 +319,27 @@ def _column(name: str, part: Any, *, what: str) -> TensorColumn:
     if not isinstance(part, tf.TensorSpec):
         nested = isinstance(part, Mapping | tuple | list)
         raise ConfigError(
-            f"{what} must give {name!r} as a dense tensor",
+            f"{what} must return {name!r} as a dense tensor",
             got=Plain(_spec_text(part)),
-            fix="Give a flat dict of tensors as features, and one tensor or such a dict as label."
+            fix="Return a flat dict of tensors as features, and a tensor or a flat dict of tensors as label."
             if nested
             else "Use to_tensor() or tf.sparse.to_dense.",
         )
     if part.shape.rank is None:
         raise ConfigError(
-            f"{what} must know how many dimensions {name!r} has",
+            f"{what} must return {name!r} with a known number of dimensions",
             got=Plain("an unknown shape"),
-            fix="Set it by output_signature of from_generator, or tf.ensure_shape in a map.",
+            fix="Set the shape with output_signature of from_generator, or with tf.ensure_shape in a map.",
         )
     if part.shape.rank == 0:
         raise ConfigError(
-            f"{what} must give batches",
+            f"{what} must return batches",
             got=Plain(f"{name!r} without a batch dimension"),
-            fix="End it with .batch(32).",
+            fix="Add .batch(32) at the end of the dataset.",
         )
     if part.dtype.name not in DTYPES:
         raise ConfigError(
-            f"{what} must give {name!r} as numbers or texts",
+            f"{what} must return {name!r} as numbers or strings",
             got=Plain(part.dtype.name),
             fix="Cast it, e.g. to tf.float32.",
         )
@@ -350,7 +350,7 @@ def _require_weight(weight: Any, *, what: str) -> None:
     is_number = isinstance(weight, tf.TensorSpec) and weight.dtype.is_floating
     if not is_number or weight.shape.rank != 1:
         raise ConfigError(
-            f"{what} must give the weight as one float a record, [batch]",
+            f"{what} must return the weight as one float per record, [batch]",
             got=Plain(_spec_text(weight)),
             fix=_EXPECTED_FORM,
         )

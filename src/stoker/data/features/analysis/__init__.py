@@ -1,1 +1,1 @@
-"""What the data is: statistics, schema, anomalies, leaks, skew, and the report of them."""
+"""Analysis of the data: statistics, schema, anomalies, leaks, skew, and a report of all of them."""

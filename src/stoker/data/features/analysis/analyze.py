@@ -27,18 +27,18 @@ def analyze(
     config: IngestConfig | None = None,
     progress: Progress = no_progress,
 ) -> tuple[Statistics, Schema, list[Anomaly]]:
-    """Compute the statistics of every record, and write what follows from them.
+    """Compute the statistics of all records; write them, the schema, the anomalies and a report.
 
     Writes `statistics.json`, `schema.json`, `anomalies.json`, and last `report.html`. The same data
     gives the same bytes.
 
     Args:
         dataset: The dataset; every shard's hash is checked first.
-        out_dir: Folder of the files.
+        out_dir: Folder for the files.
         labels: The labels that are raw columns; their anomalies are more severe.
-        label_only: Further columns that are not features.
-        config: How the records were split, to find differences that chance does not explain; None:
-            these are not checked.
+        label_only: Other columns that are not features.
+        config: How the records were split; it is needed to find differences between splits that chance
+            does not explain. None: these differences are not checked.
         progress: Called with columns done, number of columns, and the split.
 
     Returns:
@@ -46,7 +46,7 @@ def analyze(
         first.
 
     Raises:
-        DataError: a shard is damaged, the training split is empty.
+        DataError: a shard is damaged, or the training split is empty.
     """
     statistics = compute_statistics(dataset, progress=progress)
     statistics = relate_splits(statistics, dataset, labels=labels, label_only=label_only)
@@ -65,7 +65,7 @@ def write_analysis(
     config: IngestConfig | None = None,
     leaks: Iterable[Anomaly] = (),
 ) -> tuple[Schema, list[Anomaly]]:
-    """Write statistics, and what follows from them; see `analyze`."""
+    """Write statistics, schema, anomalies and report; return schema and anomalies. See `analyze`."""
     schema = infer_schema(statistics, labels=labels)
     anomalies = [*find_anomalies(statistics, schema), *leaks]
     if config is not None:

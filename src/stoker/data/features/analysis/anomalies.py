@@ -15,19 +15,20 @@ from stoker.data.features.analysis.statistics import TRAIN, ColumnSchema, Schema
 from stoker.data.sources.columns.text import WIDEST_FLOAT32
 
 MISSING_RISE = 0.05
-"""Largest rise of the share of missing rows over the training split without a warning."""
+"""A split is reported if its share of missing values is higher than in training by more than this."""
 
 FAR_OUTSIDE = 1.0
-"""Distance outside the training range, in widths of that range, that is reported."""
+"""A value is reported if its distance from the training range is more than this many widths of the range."""
 
 FEW_STEPS = 100
-"""Below this number of float32 values between its ends, a column has lost digits that a model may need."""
+"""If float32 has fewer values than this between a column's minimum and maximum, the column has lost digits
+that a model may need."""
 
 RARE_SHARE = 0.01
-"""Below this share of the rows, a class is learned badly or not at all."""
+"""A class with less than this share of the rows is reported: it is learned badly or not at all."""
 
 _SHOWN = 5
-"""Most values that one message names."""
+"""Maximum number of values that one message names."""
 
 Severity = Literal["error", "warning"]
 
@@ -37,7 +38,7 @@ class Anomaly:
     """One problem with the data."""
 
     split: str
-    """The split."""
+    """The split with the problem."""
 
     column: str
     """The column; "" for the whole split."""
@@ -66,7 +67,7 @@ def find_anomalies(statistics: Statistics, schema: Schema) -> list[Anomaly]:
 
 def _split(statistics: Statistics, schema: Schema, split: str) -> Iterator[Anomaly]:
     if not statistics.rows[split]:
-        yield _make(split, "", "empty_split", "error", "the split holds no record")
+        yield _make(split, "", "empty_split", "error", "the split holds no records")
         return
     columns = {column.name: column for column in statistics.splits[split]}
     for expected in schema.columns:
@@ -83,11 +84,11 @@ def _column(
     split: str, column: ColumnStatistics, expected: ColumnSchema, *, is_label: bool
 ) -> Iterator[Anomaly]:
     if column.dtype != expected.dtype:
-        text = f"it holds {column.dtype}, the schema says {expected.dtype}"
+        text = f"it holds {column.dtype}, but the schema says {expected.dtype}"
         yield _make(split, column.name, "dtype", "error", text)
         return
     if column.length != expected.length:
-        text = f"it holds {_form(column.length)}, the schema says {_form(expected.length)}"
+        text = f"it holds {_form(column.length)}, but the schema says {_form(expected.length)}"
         yield _make(split, column.name, "length", "error", text)
         return
     if is_label and column.length == VARYING:
@@ -115,7 +116,7 @@ def _form(length: int | None) -> str:
 def _places(column: ColumnStatistics) -> str:
     if column.length == VARYING:
         return "the values of its lists"
-    return "the rows" if column.length is None else "the places in its vectors"
+    return "the rows" if column.length is None else "the elements of its vectors"
 
 
 def _infinite(split: str, column: ColumnStatistics, *, is_label: bool) -> Iterator[Anomaly]:
@@ -128,7 +129,7 @@ def _constant(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
     if not column.count:
         yield _make(split, column.name, "all_missing", "warning", "no row holds a value")
     elif column.distinct == 1 and not column.missing and not _lengths_vary(column):
-        where = "row" if column.length is None else "place in its vectors"
+        where = "row" if column.length is None else "element of its vectors"
         where = "value of its lists" if column.length == VARYING else where
         text = f"every {where} holds the same value, {column.top[0].value!r}"
         yield _make(split, column.name, "constant", "warning", text)
@@ -146,10 +147,10 @@ def _rounded(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
     if 0 < span / step < FEW_STEPS:
         text = (
             f"float32 has {span / step + 1:.0f} values from {numbers.min!r} to {numbers.max!r}, "
-            f"{step:g} apart, and stores all numbers as one of them"
+            f"{step:g} apart, and rounds every number to one of them"
         )
         if step <= 1:
-            text += " (whole numbers lose nothing)"
+            text += " (whole numbers are not changed)"
         yield _make(split, column.name, "rounded", "warning", text)
 
 
@@ -162,8 +163,8 @@ def _missing(split: str, column: ColumnStatistics, expected: ColumnSchema) -> It
     is_new = expected.required and column.missing > 0
     if is_new or share > expected.missing_share + MISSING_RISE:
         text = (
-            f"{share:.1%} of {_places(column)} miss it, in the training split "
-            f"{expected.missing_share:.1%}"
+            f"{share:.1%} of {_places(column)} are missing ({expected.missing_share:.1%} in the "
+            "training split)"
         )
         yield _make(split, column.name, "missing", "warning", text)
 
@@ -178,7 +179,7 @@ def _new_values(
     if new or many:
         shown = ", ".join(f"{top.value[:40]!r} ({top.count:,})" for top in new[:_SHOWN])
         more = "..." if many or len(new) > _SHOWN else ""
-        text = f"values that the training split does not have: {shown}{more}"
+        text = f"it has values that the training split does not have: {shown}{more}"
         yield _make(split, column.name, "new_values", "error" if is_label else "warning", text)
 
 
@@ -191,7 +192,7 @@ def _outside(split: str, column: ColumnStatistics, expected: ColumnSchema) -> It
     highest = numbers.min if numbers.max is None else numbers.max
     if numbers.min / 2 < low or highest / 2 > high:
         text = (
-            f"it goes from {numbers.min:g} to {highest:g}, in the training split from "
+            f"its values range from {numbers.min:g} to {highest:g}; in the training split, from "
             f"{expected.min:g} to {expected.max:g}"
         )
         yield _make(split, column.name, "out_of_range", "warning", text)
@@ -206,18 +207,18 @@ def _label(split: str, column: ColumnStatistics) -> Iterator[Anomaly]:
     if split == TRAIN and (column.distinct or 0) > 1 and len(column.top) == column.distinct:
         rarest = column.top[-1]
         if rarest.count < RARE_SHARE * column.count:
-            text = f"class {rarest.value!r} has {rarest.count:,} of {column.count:,} rows"
+            text = f"class {rarest.value!r} has only {rarest.count:,} of {column.count:,} rows"
             yield _make(split, column.name, "label_imbalance", "warning", text)
 
 
 _LABEL_LISTS = (
-    "a raw column that is the label must hold one value per record; it holds lists of varying length: "
-    "compute the label from it in preprocessing_fn"
+    "a raw column that is the label must hold one value per record, but this one holds lists of varying "
+    "length: compute the label from the lists in preprocessing_fn"
 )
 
 _ONE_CLASS = (
-    "all rows have the same label: there is nothing to learn (where train_step needs no label, give "
-    "the features as label)"
+    "all rows have the same label: there is nothing to learn (if your train_step needs no label, pass "
+    "the features as the label)"
 )
 
 
@@ -226,7 +227,7 @@ def _make(split: str, column: str, kind: str, severity: Severity, message: str) 
 
 
 SKEW_SHARE = 0.1
-"""Largest difference from the training split's shares of values without a warning."""
+"""A split is reported if its shares of values differ from the training split's by more than this."""
 
 
 def find_skew(
@@ -236,11 +237,11 @@ def find_skew(
 
     Args:
         split: Name of the compared split, for the message.
-        column: Its column.
+        column: The column in that split.
         training: The same column in the training split.
 
     Yields:
-        At most one anomaly: if shares differ by more than `SKEW_SHARE` and more than by chance.
+        At most one anomaly: if the shares differ by more than `SKEW_SHARE` beyond chance.
     """
     gap = distribution_gap(column, training)
     if gap is not None and gap.beyond_chance > SKEW_SHARE:

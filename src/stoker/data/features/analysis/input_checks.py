@@ -22,10 +22,10 @@ from stoker.data.features.spec import LabelSpec, TransformSpec
 from stoker.data.sources.config import leaving_out
 
 LOST_SHARE = 0.5
-"""From this share of values out of vocabulary on, a split is reported."""
+"""A split is reported if at least this share of a column's values is out of vocabulary."""
 
 MIN_VALUES = 100
-"""With fewer values in a split, that share is chance."""
+"""A split with fewer values is not reported: that share may be chance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -42,14 +42,14 @@ class VocabularyLoss:
     """The split that was counted."""
 
     values: int
-    """Number of values in the split, those in vectors and lists included; missing values and padding ("") are not."""
+    """Number of values in the split. Elements of vectors and lists count; missing values and padding ("") do not."""
 
     lost: int
     """Number of these values that are out of vocabulary."""
 
 
 def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list[VocabularyLoss]:
-    """Count the values out of each vocabulary that was learned from a raw column.
+    """For each vocabulary that was learned from a raw column, count the column's values outside it.
 
     Args:
         dataset: Shards whose hashes were checked.
@@ -57,7 +57,7 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
         root: The transform's folder.
 
     Returns:
-        The losses of every other split, and of the training split for vocabularies that were cut.
+        The losses of every split but the training split; for vocabularies that were cut, of that too.
     """
     learned = [
         call for call in spec.analyzers if call["kind"] == "vocabulary" and call["is_raw_column"]
@@ -80,7 +80,7 @@ def vocabulary_losses(dataset: Dataset, spec: TransformSpec, root: Path) -> list
 
 
 def _count_lost(dataset: Dataset, split: str, column: Column, terms: pa.Array) -> tuple[int, int]:
-    """Return the number of a column's values, and of those that are not terms."""
+    """Return the number of a column's values, and how many of them are not in `terms`."""
     with engine.connection(threads=usable_cores()) as backend:
         values = engine.read_split(backend, dataset, split).present_values(column)
         tokens = values.select(term=values.value.cast("string"))
@@ -90,11 +90,11 @@ def _count_lost(dataset: Dataset, split: str, column: Column, terms: pa.Array) -
 
 
 _KINDS = ("constant", "all_missing", "decides_label", "rounded")
-"""Anomalies of the training split that matter to a model with this column as input."""
+"""Kinds of anomalies of the training split that matter to a model with this column as input."""
 
 
 def anomalies_as_facts(anomalies: Sequence[Anomaly]) -> list[dict[str, Any]]:
-    """Return the anomalies that `input_findings` takes, as JSON values."""
+    """Return, as JSON values, the anomalies that `input_findings` needs."""
     return [asdict(each) for each in anomalies if each.kind in _KINDS and each.split == TRAIN]
 
 
@@ -113,7 +113,7 @@ def input_findings(
         anomalies: Result of `anomalies_as_facts`.
         losses: `VocabularyLoss` as JSON values.
         served: Raw columns that the features need -> shape of one value.
-        labels: Labels by the model's output.
+        labels: Output of the model -> its label.
         label_columns: Raw columns that the labels need.
         own: Whether the data is the user's own dataset, which has no settings for columns.
     """
@@ -126,13 +126,13 @@ def input_findings(
             reported.add(name)
             yield _anomaly_finding(each, own=own)
     scalar = all(not label.shape for label in labels.values())
-    # A label may be the one element of a vector that the features leave out.
+    # A label may be an element of a vector whose other elements are the features.
     whole = all(name in served and not served[name] for name in label_columns)
     if not own and label_columns and scalar and whole:
         yield Finding.warning(
             "label_from_features",
             f"the label is computed from columns that the model sees: {', '.join(label_columns)}",
-            "Name what serving will not have under label_only.",
+            "List under label_only the columns that serving will not have.",
         )
     for output, label in labels.items():
         yield from _similar_classes(output, label.classes or ())
@@ -154,7 +154,7 @@ def _anomaly_finding(anomaly: Mapping[str, Any], *, own: bool) -> Finding:
     message = f"column {name!r} of {TRAIN}: {anomaly['message']}"
     leave_out = "Leave it out of the elements" if own else f"Set {leaving_out(name)}"
     if kind == "decides_label":
-        fix = f"{leave_out} if it is known only after the label; else a rule is enough."
+        fix = f"{leave_out} if it is known only after the label; otherwise a simple rule can replace the model."
     elif kind == "rounded":
         fix = "Subtract an offset in the source" + (
             ", in float64."
@@ -178,7 +178,7 @@ def _similar_classes(output: str, classes: Sequence[str]) -> Iterator[Finding]:
         yield Finding.warning(
             "label_spelling",
             f"{subject} has the classes {', '.join(map(repr, alike))}, which differ only in case or "
-            "white space and are learned as different ones",
-            "Make them one in the source, or in preprocessing_fn: "
+            "white space but are learned as different classes",
+            "Spell them the same way in the source, or change them in preprocessing_fn: "
             "tf.strings.lower(tf.strings.strip(label)).",
         )

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from stoker.core.config import build
 
 MAX_CLASSES = 1_000
-"""Most distinct values of a label that are counted individually."""
+"""Maximum number of distinct values of a label that are counted individually."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -26,10 +26,10 @@ class LabelSummary:
     """Shape of one label, without the batch axis."""
 
     min: float | None
-    """The smallest value; None without values."""
+    """The smallest value; None if no value is finite."""
 
     max: float | None
-    """The largest value."""
+    """The largest value; None if no value is finite."""
 
     integral: bool
     """Whether every value is a whole number."""
@@ -41,17 +41,17 @@ class LabelSummary:
     """The smallest sum over a label's last axis; None for scalar labels."""
 
     most_sum: float | None
-    """The largest sum over a label's last axis."""
+    """The largest sum over a label's last axis; None for scalar labels."""
 
     counts: dict[str, int] | None
-    """Value -> rows with it; None for vectors, or with more than `MAX_CLASSES` values."""
+    """Value -> number of rows with it; None for vectors, or with more than `MAX_CLASSES` values."""
 
     ones: tuple[int, ...] | None = None
-    """Rows with a 1 in each place of a vector; None unless all are vectors of 0 and 1."""
+    """Element of a label vector -> number of rows with a 1 there; None unless all labels are vectors of 0 and 1."""
 
     @property
     def multi_hot(self) -> bool:
-        """Whether labels are vectors of 0 and 1, and some have no 1 or several."""
+        """Whether the labels are vectors of 0 and 1, some of them with no 1 or with several."""
         vectors = len(self.shape) == 1 and self.most_sum is not None
         return vectors and self.zero_or_one and (self.least_sum, self.most_sum) != (1.0, 1.0)
 
@@ -59,7 +59,7 @@ class LabelSummary:
 def labels_as_facts(
     labels: Mapping[str, Mapping[str, LabelSummary]],
 ) -> dict[str, dict[str, dict[str, Any]]]:
-    """Split -> output -> label summary, as JSON values."""
+    """Convert split -> output -> label summary to JSON values."""
     return {
         split: {output: asdict(summary) for output, summary in by_output.items()}
         for split, by_output in labels.items()
@@ -69,7 +69,7 @@ def labels_as_facts(
 def labels_from_facts(
     facts: Mapping[str, Mapping[str, Mapping[str, Any]]],
 ) -> dict[str, dict[str, LabelSummary]]:
-    """Read back what `labels_as_facts` made."""
+    """Convert the JSON values of `labels_as_facts` back to label summaries."""
     return {
         split: {output: build(LabelSummary, raw) for output, raw in by_output.items()}
         for split, by_output in facts.items()
@@ -93,7 +93,7 @@ class LabelCounter:
         """Add a batch of labels.
 
         Args:
-            values: [batch, ...] numbers; other types are only counted.
+            values: [batch, ...] numbers; of values of other types only the number is counted.
         """
         self._rows += len(values)
         self._shape = tuple(values.shape[1:])

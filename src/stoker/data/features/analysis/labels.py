@@ -20,24 +20,24 @@ from stoker.data.features.spec import LabelSpec
 from stoker.data.sources.records import shown as shown_short
 
 Labels = Callable[[Mapping[str, NDArray[Any]]], None]
-"""Receives the labels of the next rows, by label name."""
+"""Function that is called with the labels of the next rows, by label name."""
 
 
 def ignore_labels(labels: Mapping[str, NDArray[Any]]) -> None:
-    """Do nothing with labels."""
+    """Do nothing: the default for `on_labels`."""
 
 
 def require_known_labels(
     transform: Transform, dataset: Dataset, split: str, *, on_labels: Labels = ignore_labels
 ) -> dict[str, LabelSummary]:
-    """Refuse a split with a class that train lacks, a missing label, or an invalid weight.
+    """Refuse a split with a class that the training split lacks, a missing label, or an invalid weight.
 
-    A computed label hides missing inputs: `NaN > 10` is False. So a missing value in a column that only
-    the label or the weight needs is refused too, unless its graph checks for NaN.
+    A computed label can hide a missing input: `NaN > 10` is False. So a missing value is also refused in a
+    column that only the label or the weight needs, unless the graph of that label or weight checks for NaN.
 
     Args:
         transform: Computes labels and weight; without a label nothing is refused.
-        dataset: What the transform was built from, or a dataset with the same columns.
+        dataset: The dataset that the transform was built from, or one with the same columns.
         split: Name of the split.
         on_labels: Called with the labels of each batch.
 
@@ -45,7 +45,7 @@ def require_known_labels(
         Output of the model -> summary of its labels.
 
     Raises:
-        DataError: names the split, the record and what its label or weight is.
+        DataError: a label or weight is invalid; the error names the split, the record and the values.
     """
     if not transform.labels:
         return {}
@@ -91,7 +91,7 @@ def _require_known(
         raise DataError(
             f"label {label.name!r} of split {split!r} must be {wanted} (record {first_record + row + 1})",
             got=Plain(shown),
-            fix="Fix or leave out that record, or let the splits share every class.",
+            fix="Fix or leave out that record, or split the data so that the training split has every class.",
         )
 
 
@@ -117,7 +117,7 @@ def _shown(value: Any) -> str:
 
 
 def _required_columns(transform: Transform) -> dict[str, str]:
-    """Return the columns that need a value in every record -> what needs them."""
+    """Return column -> the label or weight that needs a value of it in every record."""
     served = {column.name for column in transform.serving_columns}
     required: dict[str, str] = {}
     weight = transform.spec.weight
@@ -143,6 +143,6 @@ def _require_present(
             f"column {name!r}, which only {needed_by} needs, must hold a value (record {row} of split "
             f"{split!r})",
             got=Plain("a missing value"),
-            fix="Leave those rows out of the data, or decide in preprocessing_fn what they mean, "
-            "with tf.math.is_nan.",
+            fix="Leave such rows out of the data, or handle missing values in preprocessing_fn with "
+            "tf.math.is_nan.",
         )

@@ -1,9 +1,9 @@
-"""Find columns that alone decide the label: copies of it, or values that are known only after it.
+"""Find columns that alone decide the label: copies of the label, or values that are known only after it.
 
-The statistics of each column are known already. This takes one query for all columns of numbers, and
-one for each column with few distinct values. `analyze` checks labels that are raw columns; `transform`
-checks the labels that `preprocessing_fn` computes. Of vectors and lists each element is checked like a column,
-up to `MAX_ELEMENTS`; of lists of varying length also the length. Images are not checked.
+The statistics of each column are already computed. The checks need one query for all columns of numbers,
+and one query for each column with few distinct values. `analyze` checks labels that are raw columns;
+`transform` checks the labels that `preprocessing_fn` computes. Each element of a vector or list is checked
+like a column, up to `MAX_ELEMENTS`; the length of lists of varying length is checked, too. Images are not.
 """
 
 from __future__ import annotations
@@ -30,32 +30,32 @@ from stoker.data.features.analysis.statistics import TRAIN, Statistics
 from stoker.data.features.spec import LabelSpec
 
 MIN_ROWS = 100
-"""With fewer training rows a column may decide the label by chance."""
+"""With fewer training rows, nothing is checked: a column may decide the label by chance."""
 
 MIN_OTHERS = 10
-"""With fewer rows outside the most common class, too."""
+"""With fewer rows outside the most common class, a column may decide the class by chance."""
 
 ROWS_PER_VALUE = 10
 """With fewer rows per distinct value, on average, it means little that each value has a single label."""
 
 SAME = 1 - 1e-6
-"""A column with at least this correlation to a numeric label is a linear copy of it. A copy that is
-rounded to a hundredth of the standard deviation has less, and is not found."""
+"""A column with at least this correlation to a numeric label is a linear copy of the label. A copy that is
+rounded to a hundredth of the standard deviation has a lower correlation, and is not found."""
 
 LARGEST = 1e100
-"""Larger numbers are left out: they may be marks of missing values, and DuckDB fails if their squares
+"""Larger numbers are left out: they may stand for missing values, and DuckDB fails if their squares
 overflow."""
 
 MAX_ELEMENTS = 64
-"""Elements of a vector or list column that are checked: of longer vectors evenly spaced ones, of longer
-lists the first. Each costs about as much as a column."""
+"""Maximum number of elements of a vector or list column that are checked: evenly spaced elements of longer
+vectors, the first elements of longer lists. Each costs about as much as a column."""
 
 SAMPLE_ROWS = 50_000
-"""Elements are checked in this many rows first: one that does not decide the label there does not in all
-rows. 64 elements cost 9 s of CPU per 100,000 rows."""
+"""Elements are checked in this many rows first: an element that does not decide the label in these rows
+cannot decide it in all rows. 64 elements cost 9 s of CPU per 100,000 rows."""
 
 _SHOWN = 5
-"""Elements that one message names."""
+"""Maximum number of elements that one message names."""
 
 _NUMBERS = ("int64", "float32", "float64")
 
@@ -66,8 +66,8 @@ def find_leaks(
     """Find the columns that alone decide a label in every row of the training split.
 
     Args:
-        dataset: Shards whose hashes were checked, by `compute_statistics`.
-        statistics: The dataset's.
+        dataset: Shards whose hashes `compute_statistics` has checked.
+        statistics: Statistics of the dataset.
         labels: The raw columns that are labels.
     """
     if statistics.rows.get(TRAIN, 0) < MIN_ROWS:
@@ -125,12 +125,12 @@ class ComputedLabels:
     ) -> Iterator[Anomaly]:
         """Find the columns that decide a label, as `find_leaks` does. The file must be closed.
 
-        If the labels are computed from a single column, a column that decides that one decides the labels,
-        too: for example a copy of `price`, if the label is the logarithm of `price`.
+        If the labels are computed from a single column, every column that decides this column decides the
+        labels, too: for example a copy of `price`, if the label is the logarithm of `price`.
 
         Args:
             dataset: The dataset that the labels were computed from.
-            statistics: The dataset's.
+            statistics: Statistics of the dataset.
             computed_from: Raw columns that the labels are computed from; they are not checked.
             served: Raw columns that the model sees.
         """
@@ -168,16 +168,16 @@ class _Feature:
     """One value per row that may decide a label."""
 
     column: str
-    """The raw column that it belongs to."""
+    """Name of the raw column that holds the value."""
 
     element: int | None = None
-    """Its place in the vectors or lists of that column; None: the whole value, or the list's length."""
+    """Its index in the vectors or lists of that column; None: the whole value, or the list's length."""
 
     dtype: Dtype
-    """What it holds."""
+    """Type of the values."""
 
     value: ir.Column
-    """[rows] the values in the table."""
+    """[rows] values, an expression on the table."""
 
     distinct: int | None = None
     """Number of different values, the missing one included; None if it was not counted."""
@@ -186,7 +186,7 @@ class _Feature:
 def _features(
     split: engine.Split, columns: Iterable[Column], by_column: Mapping[str, ColumnStatistics]
 ) -> Iterator[_Feature]:
-    """Return single values; the lengths of lists; the elements of vectors and lists."""
+    """Return the values to check: single values, lengths of lists, elements of vectors and lists."""
     for column in columns:
         name, size = column.name, column.length
         value, found = split.value(name), by_column[name]
@@ -199,7 +199,7 @@ def _features(
         lengths = found.list_lengths
         if lengths is not None:
             least, size = int(lengths.min or 0), int(lengths.max or 0)
-            # At most this many: which of the lengths between the two occur is not known.
+            # An upper bound: it is not known which lengths between minimum and maximum occur.
             distinct = size - least + 1
             yield _Feature(column=name, dtype="int64", value=value.length(), distinct=distinct)
         for place in _places(size, spread=lengths is None):
@@ -220,11 +220,11 @@ def _deciding_columns(
     by_column: Mapping[str, ColumnStatistics],
     columns: Sequence[Column],
 ) -> Iterator[Anomaly]:
-    """Return the columns that decide a label in the same table.
+    """Return an anomaly for each column that decides a label of the same table.
 
     Args:
         split: The table.
-        label: The label's column in it.
+        label: The label's column in the table.
         label_statistics: The label's statistics.
         by_column: Name of a column -> its statistics.
         columns: The columns to check; images are left out.
@@ -293,7 +293,7 @@ def _subject(column: Column, found: Sequence[_Feature]) -> str:
 
 
 def _distinct(split: engine.Split, features: Sequence[_Feature]) -> list[int]:
-    """Return the numbers of different values, missing included; of elements within a few percent."""
+    """Return each feature's number of different values, missing included; for elements, within a few percent."""
     expressions = {
         f"n{index}": each.value.approx_nunique()
         for index, each in enumerate(features)
@@ -328,12 +328,12 @@ def _linear(split: engine.Split, label: ir.Column, numbers: Sequence[_Feature]) 
 def _separating(
     split: engine.Split, label: ir.Column, features: Sequence[_Feature]
 ) -> Iterator[_Feature]:
-    """Return features whose classes have disjoint ranges, or one class without any value."""
+    """Return features whose ranges are disjoint between classes; one class may have no value at all."""
     expressions = {}
     for index, each in enumerate(features):
         present = engine.is_present(each.value, each.dtype)
-        # Without filters, which cost ten times the rest: a shard holds null for a missing number.
-        # An element that a shorter list does not have is null, too.
+        # No filters for missing numbers, which would cost ten times the rest: a shard holds null for them,
+        # and an element that a shorter list does not have is null, too.
         expressions[f"missing{index}"] = (~present).fill_null(True).cast("int64").sum()
         if each.dtype in _NUMBERS:
             expressions |= {f"low{index}": each.value.min(), f"high{index}": each.value.max()}
@@ -358,7 +358,7 @@ def _disjoint(limits: Sequence[tuple[float, float]]) -> bool:
 
 
 def _has_one_label_per_value(split: engine.Split, label: ir.Column, feature: _Feature) -> bool:
-    """Return whether rows of equal value have equal labels."""
+    """Return whether all rows with the same value have the same label."""
     table = split.table.select(value=feature.value, wanted=label)
     by_value = table.group_by("value").aggregate(low=table.wanted.min(), high=table.wanted.max())
     mixed = by_value.filter(by_value.low != by_value.high).count()

@@ -1,7 +1,7 @@
-"""Compute the statistics: full passes over every split, as few as possible.
+"""Compute the statistics with as few full passes over every split as possible.
 
-Counts, sums and limits of all columns are computed in one query: to convert an expression to SQL costs
-more than to run it over some thousand rows.
+Counts, sums and limits of all columns are computed in one query, because converting an expression to SQL
+costs more than running it over a few thousand rows.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def compute_statistics(dataset: Dataset, *, progress: Progress = no_progress) ->
         progress: Called with columns done, number of columns, and the split.
 
     Raises:
-        DataError: a shard is missing, cut or changed.
+        DataError: a shard is missing, truncated or changed.
     """
     rows = {name: dataset.rows(name) for name in dataset.splits}
     return Statistics(
@@ -101,12 +101,12 @@ def _totals_of(
 
 
 def _lists(split: engine.Split, column: Column, count: int) -> dict[str, Any]:
-    """Return the statistics that only lists of varying length have, and their missing values.
+    """Return list lengths and the number of missing values; {} unless the lists are of varying length.
 
     Args:
         split: The split.
         column: One of its columns.
-        count: Values in all its lists, missing ones left out.
+        count: Number of values in all lists of the column, without missing values.
     """
     if not column.is_ragged:
         return {}
@@ -162,7 +162,7 @@ def _total_expressions(value: ir.Column, column: Column) -> dict[str, ir.Scalar]
 
 
 def _squares(totals: dict[str, Totals], value: ir.Column, column: Column) -> dict[str, ir.Scalar]:
-    """Return the sum of squared differences from the mean that the first pass found."""
+    """Return the sum of squared differences from the mean; the mean is a result of the first pass."""
     total = totals[column.name]
     if not total.get("finite"):
         return {}
@@ -219,7 +219,7 @@ def _lengths(total: Totals) -> LengthStatistics:
 
 
 def _sizes(split: engine.Split, column: Column, dataset: Dataset) -> tuple[float, ...]:
-    """Return the deciles of images' bytes, as long as every split stores them as they came."""
+    """Return the deciles of images' sizes in bytes; () unless images are stored as they came."""
     as_came = (dataset.image_store or "original").startswith("original")
     if column.dtype != "image" or not as_came:
         return ()
@@ -230,7 +230,7 @@ def _sizes(split: engine.Split, column: Column, dataset: Dataset) -> tuple[float
 
 @ibis.udf.scalar.builtin(name="octet_length")
 def _bytes(value: bytes) -> int:  # type: ignore[empty-body]  # DuckDB has the body
-    """DuckDB's length of a BLOB."""
+    """DuckDB's function for the length of a BLOB."""
 
 
 def _numbers(values: ir.Table, count: int, total: Totals) -> NumberStatistics:
@@ -255,7 +255,7 @@ def _histogram(values: ir.Table, finite: int, total: Totals) -> tuple[int, ...]:
     if not finite or total["low"] == total["high"]:
         return (finite,) if finite else ()
     value = values.value.cast("float64")
-    # Halves, because the width of a column that spans all of float64 would overflow.
+    # All terms are halved: the full width of a column that spans all of float64 would overflow.
     start, width = total["low"] / 2, total["high"] / 2 - total["low"] / 2
     place = ((value / 2 - start) / width * HISTOGRAM_BINS).floor().clip(0, HISTOGRAM_BINS - 1)
     placed = values.filter(~value.isinf()).select(place=place)

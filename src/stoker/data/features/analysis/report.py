@@ -16,7 +16,7 @@ _SHOWN_VALUES = 10
 """Number of most frequent values in a card."""
 
 _SHOWN_CHARACTERS = 60
-"""Longest value that is not shortened."""
+"""Maximum length of a shown value; longer values are cut."""
 
 
 def render_report(statistics: Statistics, schema: Schema, anomalies: Sequence[Anomaly]) -> str:
@@ -56,7 +56,7 @@ _COLORS = {"error": "bad", "warning": "warning"}
 
 
 def _splits(statistics: Statistics, splits: Sequence[str]) -> Html:
-    """Return a table of shares, label rates and common rows of the splits, if they were compared."""
+    """Return a table of the splits' shares, label rates and common rows; empty if they were not compared."""
     rows = []
     for split in splits:
         if split not in statistics.split_facts:
@@ -147,7 +147,7 @@ def _most_frequent(column: ColumnStatistics) -> Html:
 
 
 def _value(item: ValueCount, dtype: str) -> str:
-    """Return a value as text; a float with 7 digits, not with all digits of its type."""
+    """Return a value as text; a float is rounded to 7 digits."""
     return number(float(item.value), 7) if dtype.startswith("float") else _short(item.value)
 
 

@@ -1,4 +1,4 @@
-"""Skew between logged requests and the training data."""
+"""Skew: differences between logged requests and the training data."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from stoker.data.features.analysis.statistics import (
 from stoker.data.sources.columns.vectors import lists_of
 
 REQUESTS = "requests"
-"""Name of the split in anomalies."""
+"""Name in anomalies for the split that holds the requests."""
 
 Request = dict[str, NDArray[Any]]
 """Input -> [rows, ...] values."""
@@ -41,10 +41,10 @@ class Skew:
     """Result of a comparison."""
 
     rows: int
-    """Rows of all requests."""
+    """Number of rows in all requests."""
 
     compared: tuple[str, ...]
-    """Columns of both the requests and the training data."""
+    """Columns that both the requests and the training data have."""
 
     anomalies: tuple[Anomaly, ...]
     """Differences, errors first."""
@@ -91,7 +91,7 @@ def _skewed(
 
 
 def _written(requests: Sequence[Request], schema: Schema, folder: Path) -> Dataset:
-    """Write the requests as a dataset with one split and one shard, which the statistics read."""
+    """Write the requests as a dataset of one shard, from which the statistics are computed."""
     known = {column.name: column for column in schema.columns}
     counts = [_rows(request) for request in requests]
     if not sum(counts):
@@ -119,12 +119,14 @@ def _rows(request: Request) -> int:
     sizes = {values.shape[:1] for values in request.values()}
     if len(sizes) > 1 or () in sizes:
         shapes = ", ".join(f"{name} {list(values.shape)}" for name, values in request.items())
-        raise DataError("every input of a request must hold its rows", got=Plain(shapes))
+        raise DataError(
+            "all inputs of a request must have the same number of rows", got=Plain(shapes)
+        )
     return sizes.pop()[0] if sizes else 1
 
 
 def _flat(values: NDArray[Any] | None, rows: int) -> NDArray[Any] | None:
-    """Return [rows, values]: all axes after the first as one."""
+    """Return [rows, values]: all axes after the first are merged into one."""
     return None if values is None else values.reshape(rows, math.prod(values.shape[1:]))
 
 
@@ -134,7 +136,7 @@ def _column(name: str, parts: Sequence[NDArray[Any]], known: ColumnSchema | None
     lengths = {part.shape[1] for part in parts}
     if len(lengths) > 1:
         raise DataError(
-            f"requests must hold as many values of {name!r} in each row",
+            f"requests must hold the same number of values of {name!r} in each row",
             got=Plain(", ".join(map(str, sorted(lengths)))),
         )
     (length,) = lengths
@@ -143,7 +145,7 @@ def _column(name: str, parts: Sequence[NDArray[Any]], known: ColumnSchema | None
 
 
 def _dtype(parts: Sequence[NDArray[Any]], known: ColumnSchema | None) -> Dtype:
-    """Return the type of the schema if the values are of its kind: another float width is not an anomaly."""
+    """Return the schema's type if the values are of the same kind: a different float width is not an anomaly."""
     wanted = None if known is None else known.dtype
     kinds = {part.dtype.kind for part in parts}
     if kinds & set("OSU"):
@@ -167,7 +169,7 @@ def _arrow(column: Column, parts: Sequence[NDArray[Any] | None], counts: Sequenc
 
 
 def _lists(column: Column, parts: Sequence[NDArray[Any] | None], counts: Sequence[int]) -> pa.Array:
-    """Return lists without the padding that clients add to make them equally long."""
+    """Return lists without the padding that clients add to give them the same length."""
     found = []
     for part, rows in zip(parts, counts, strict=True):
         padded = np.zeros((rows, 0), np.int64) if part is None else part

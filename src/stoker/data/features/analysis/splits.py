@@ -21,20 +21,21 @@ from stoker.data.features.analysis.statistics import TRAIN, SplitFacts, Statisti
 from stoker.data.sources.config import Duplicates, IngestConfig
 
 CHANCE = 4.0
-"""Standard deviations that count as chance, which exceeds them in one of 16,000 cases."""
+"""Number of standard deviations that count as chance; chance exceeds them in one of 16,000 cases."""
 
 MIN_DIFFERENCE = 0.05
-"""Smallest difference that is reported, as a share of the rarer side: 20 % against 19 %."""
+"""Minimum difference between an actual and an expected share that is reported, relative to the expected share (or to
+1 minus this share, if that is smaller): for 20 %, it is 1 %."""
 
 NEARLY_DISTINCT = 0.9
-"""From this share of distinct rows on, copies are not normal."""
+"""If at least this share of the rows is distinct, copies are not normal."""
 
 COPIED_SHARE, COPIED_ROWS = 0.01, 5
-"""Largest share and number of copies of training rows in a split without a warning."""
+"""Copies of training rows are reported only if a split has more than this share, and at least this number."""
 
 OPPOSED_SHARE = 0.1
-"""Largest share of rows with a training row's features, but no training row's label with them, when
-equal rows are kept in one split or dropped."""
+"""A split is reported if more than this share of its rows has the features of a training row, but another
+label. Checked only if equal rows stay in one split or are dropped."""
 
 KINDS = ("split_share", "label_rate", "copies", "label_splits")
 """Kinds of the anomalies that this module finds."""
@@ -47,13 +48,13 @@ def relate_splits(
     labels: Collection[str],
     label_only: Collection[str],
 ) -> Statistics:
-    """Add how the splits relate to their statistics.
+    """Return the statistics with facts about each split: share, label rates, rows shared with training.
 
     Args:
         statistics: Statistics of the dataset.
-        dataset: The dataset; its shards are verified already.
+        dataset: The dataset; its shards were verified before.
         labels: Raw columns that are labels.
-        label_only: Further columns that are not features.
+        label_only: Other columns that are not features.
     """
     filled = [split for split, count in statistics.rows.items() if count]
     if TRAIN not in filled:
@@ -72,7 +73,7 @@ def relate_splits(
         by_features = by_row
         if features != list(rows):
             by_features = _counted(hashes, "features", filled) if features else {}
-    # Training images that are stored in another form cannot be compared.
+    # Training images whose original bytes are not stored cannot be compared.
     comparable = not images or (dataset.image_store or "original").startswith("original")
     total = sum(statistics.rows.values())
     facts = {
@@ -97,7 +98,7 @@ def relate_splits(
 def _hashes(
     split: engine.Split, index: int, rows: Sequence[Column], features: Sequence[Column]
 ) -> ir.Table:
-    # Without a feature, any constant will do.
+    # Without features, the hash is not used; any constant will do.
     return split.table.select(
         split=ibis.literal(index),
         row=_hash(split, rows),
@@ -111,7 +112,7 @@ def _hash(split: engine.Split, columns: Sequence[Column]) -> ir.IntegerValue:
 
 
 def _counted(hashes: ir.Table, key: str, splits: Sequence[str]) -> dict[str, int]:
-    """Count distinct values in all splits and in each, and rows of each whose value is also in train."""
+    """Count distinct values, overall and by split, and each split's rows whose value is also in training."""
     train = splits.index(TRAIN)
     counts = {f"n{index}": (hashes.split == index).sum() for index in range(len(splits))}
     groups = hashes.group_by(key).aggregate(**counts)
@@ -132,7 +133,7 @@ def _rates(column: ColumnStatistics) -> dict[str, float]:
 
 
 def _is_counted(column: ColumnStatistics) -> bool:
-    """Whether `top` holds every value of a column of single values."""
+    """Whether the column has one value per row, and `top` holds all of its distinct values."""
     return bool(column.top) and len(column.top) == column.distinct and column.length is None
 
 
@@ -162,8 +163,8 @@ def _share(statistics: Statistics, split: str, config: IngestConfig) -> Iterator
     variance = total * expected * (1 - expected)
     if _differs(statistics.rows[split], total, share=expected, variance=variance):
         text = (
-            f"it holds {statistics.split_facts[split].share:.1%} of the rows, not {expected:.1%} as "
-            f"data.splits says, more than chance explains: {_why(statistics, config)}"
+            f"it holds {statistics.split_facts[split].share:.1%} of the rows instead of the "
+            f"{expected:.1%} in data.splits, which chance does not explain: {_why(statistics, config)}"
         )
         yield _make(split, "", "split_share", text)
 
@@ -175,20 +176,20 @@ def _label_rate(
     others = [statistics.column(name, label) for name in statistics.split_facts]
     if not all(map(_is_counted, others)):
         for skew in find_skew(split, column, training) if column.length is None else ():
-            text = f"{skew.message}, more than chance explains: {_why(statistics, config)}"
+            text = f"{skew.message}, which chance does not explain: {_why(statistics, config)}"
             yield _make(split, label, "label_rate", text)
         return
     total = sum(other.count for other in others)
     here = _counts(column)
     for value, count in _counts(*others).items():
         share = count / total
-        # Source: the hypergeometric distribution; a split is drawn from all rows.
+        # Source: the hypergeometric distribution, because a split is a random sample of all rows.
         variance = column.count * share * (1 - share) * (1 - column.count / total)
         if _differs(here[value], column.count, share=share, variance=variance):
             rate, in_train = (counts.get(value, 0) for counts in (_rates(column), _rates(training)))
             text = (
-                f"{value[:40]!r} is {rate:.1%} of its labels and {in_train:.1%} of the training "
-                f"split's, more than chance explains: {_why(statistics, config)}"
+                f"{value[:40]!r} is {rate:.1%} of its labels but {in_train:.1%} of the training "
+                f"split's, which chance does not explain: {_why(statistics, config)}"
             )
             yield _make(split, label, "label_rate", text)
             return
@@ -217,27 +218,31 @@ def _duplicates(statistics: Statistics, config: IngestConfig) -> Duplicates:
 
 def _why(statistics: Statistics, config: IngestConfig) -> str:
     if config.split_by is not None:
-        return f"rows of one {config.split_by!r} stay together, and such groups are few or unlike"
+        return (
+            f"rows with the same {config.split_by!r} stay in one split, and these groups are few or "
+            "differ from each other"
+        )
     match _duplicates(statistics, config):
         case "together":
-            return "equal rows stay together; data.duplicates: spread splits them one by one"
+            return "equal rows stay in one split; data.duplicates: spread splits them row by row"
         case "drop":
-            return "of equal rows one was kept; data.duplicates: spread keeps all"
-    return "another data.seed splits otherwise"
+            return "only one of equal rows was kept; data.duplicates: spread keeps all of them"
+    return "with a different data.seed, the split is different"
 
 
 def _copies(statistics: Statistics, split: str, config: IngestConfig) -> Iterator[Anomaly]:
-    """Find copies of training rows if copies are not normal: metrics on them are too good."""
+    """Find copies of training rows, if copies are not normal: metrics on copies are too good."""
     facts, rows = statistics.split_facts[split], statistics.rows[split]
     copies, distinct = facts.copies_of_train, statistics.distinct
     if copies is None or distinct is None or copies < COPIED_ROWS or copies <= COPIED_SHARE * rows:
         return
     if distinct >= NEARLY_DISTINCT * sum(statistics.rows.values()):
-        # The key alone decides the split: a copy in another split has another key, so `drop` keeps it.
+        # Only the key decides the split: a copy in a different split has a different key, so `drop` keeps it.
         remedy = "Set data.duplicates: together (or drop)"
         if config.split_by is not None:
             remedy = (
-                f"They differ in {config.split_by!r}: split by what copies share, or delete them"
+                f"The copies differ in {config.split_by!r}: split by a column in which they are equal, or "
+                "delete them"
             )
         text = (
             f"{copies:,} of its {rows:,} rows are exact copies of training rows, though nearly all "
@@ -249,7 +254,10 @@ def _copies(statistics: Statistics, split: str, config: IngestConfig) -> Iterato
 def _label_splits(
     statistics: Statistics, split: str, labels: Collection[str], config: IngestConfig
 ) -> Iterator[Anomaly]:
-    """Find splits that the label decides, because equal rows stay in one split."""
+    """Find splits whose rows have the features of training rows, but never their labels.
+
+    This happens because equal rows, label included, stay in one split: the label decides the split.
+    """
     facts, rows = statistics.split_facts[split], statistics.rows[split]
     classes = [statistics.column(TRAIN, label) for label in labels]
     if not classes or not all(map(_is_counted, classes)) or config.split_by is not None:

@@ -1,4 +1,4 @@
-"""Statistics of a dataset and the schema inferred from them, as types and as JSON files."""
+"""Types and JSON files of a dataset's statistics, and of the schema that is inferred from them."""
 
 from __future__ import annotations
 
@@ -14,24 +14,24 @@ from stoker.data.features.spec import read_as
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SplitFacts:
-    """How one split relates to the others. Rows with images are compared by their images alone."""
+    """Facts that relate one split to the others. Rows with images are compared only by their images."""
 
     share: float
     """Its share of all rows."""
 
     distinct: int
-    """Number of different rows in it."""
+    """Number of different rows in the split."""
 
     label_rates: dict[str, dict[str, float]]
-    """Label -> value -> its share of the split's labels; empty for vectors and for labels with more
-    than `TOP_VALUES` values."""
+    """Label -> value -> the value's share of the split's labels; empty for vectors and for labels with
+    more than `TOP_VALUES` values."""
 
     copies_of_train: int | None
-    """Number of rows that are also in the training split; None for the training split, and for images
-    that are stored there in another form."""
+    """Number of rows that are also in the training split. None for the training split itself, and for
+    images if their original bytes are not stored."""
 
     features_in_train: int | None
-    """The same for rows without their labels."""
+    """Number of rows whose features are also in the training split; None as for `copies_of_train`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,10 +48,10 @@ class Statistics:
     """Split -> columns, in the dataset's order."""
 
     distinct: int | None = None
-    """Number of different rows in all splits together; None if they were not compared."""
+    """Number of different rows in all splits together; None if the splits were not compared."""
 
     split_facts: dict[str, SplitFacts] = field(default_factory=dict)
-    """Split with records -> how it relates to the others; empty if they were not compared."""
+    """Split with records -> its facts; empty if the splits were not compared."""
 
     def column(self, split: str, name: str) -> ColumnStatistics:
         """Return one column of one split.
@@ -69,7 +69,7 @@ def load_statistics(path: Path) -> Statistics:
     """Read `statistics.json`.
 
     Raises:
-        DataError: it is missing, damaged, or something else.
+        DataError: the file is missing or damaged, or does not hold statistics.
     """
     return read_as(Statistics, read_json(path), f"{path} must hold statistics")
 
@@ -80,39 +80,39 @@ TRAIN = "train"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnSchema:
-    """Expectations on one column."""
+    """Expectations for one column."""
 
     name: str
     """Name of the raw column."""
 
     dtype: str
-    """Its type."""
+    """Type of the column's values."""
 
     required: bool
-    """Whether the training split misses no value."""
+    """Whether the training split has no missing value."""
 
     missing_share: float
-    """Share of missing rows in the training split; of vectors and lists, of missing values."""
+    """Share of missing values in the training split; elements of vectors and lists count."""
 
     domain: tuple[str, ...] | None
-    """All values, sorted, of a column of strings with at most `TOP_VALUES` of them; else None."""
+    """All distinct values, sorted, of a column of strings with at most `TOP_VALUES` of them; else None."""
 
     min: float | None
-    """The smallest finite value of a column of numbers."""
+    """The smallest finite value of a column of numbers; else None."""
 
     max: float | None
-    """The largest."""
+    """The largest finite value of a column of numbers; else None."""
 
     length: int | None = None
-    """Values per row; None for single values, 0 for lists of varying length."""
+    """Number of values per row; None for single values, 0 for lists of varying length."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Schema:
-    """Expectations on a dataset."""
+    """Expectations for a dataset."""
 
     columns: tuple[ColumnSchema, ...]
-    """In the dataset's order."""
+    """One schema per column, in the dataset's order."""
 
     labels: tuple[str, ...] = ()
     """The labels that are raw columns, not computed by the transform."""
@@ -131,9 +131,9 @@ def infer_schema(statistics: Statistics, *, labels: Collection[str] = ()) -> Sch
     columns = statistics.splits.get(TRAIN, ())
     if not columns:
         raise DataError(
-            f"a schema needs a split {TRAIN!r} with records",
+            f"a schema can be inferred only from a split {TRAIN!r} with records",
             got=Plain(", ".join(f"{name}: {rows}" for name, rows in statistics.rows.items())),
-            fix="Name it under data.splits.",
+            fix=f"Give {TRAIN!r} a share of the data under data.splits.",
         )
     return Schema(
         columns=tuple(_column(column) for column in columns),
@@ -145,7 +145,7 @@ def load_schema(path: Path) -> Schema:
     """Read `schema.json`.
 
     Raises:
-        DataError: it is missing, damaged, or something else.
+        DataError: the file is missing or damaged, or does not hold a schema.
     """
     return read_as(Schema, read_json(path), f"{path} must hold a schema")
 

@@ -1,1 +1,1 @@
-"""The transform: `preprocessing_fn` traced, its analyzers computed, and its graph saved."""
+"""The transform: trace `preprocessing_fn`, compute its analyzers, and save its graph."""

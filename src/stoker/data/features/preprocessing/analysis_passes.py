@@ -1,8 +1,8 @@
 """Run the analyzers that `preprocessing_fn` calls, in as few passes over the training split as possible.
 
-Each pass traces the function with the results so far as constants, finds the analyzer calls that depend
-on no open call, and computes them: raw columns by Ibis on DuckDB directly from the shards, derived
-tensors through a temporary Parquet file.
+Each pass traces the function with the results so far as constants, and finds the analyzer calls whose input
+does not depend on a call without a result. It computes them with Ibis on DuckDB: for a raw column, directly
+from the shards; for a derived tensor, from a temporary Parquet file.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ TRAIN = "train"
 """The only split that a transform may learn from."""
 
 _BATCH_BYTES = 32 << 20
-"""Decoded images and vectors held at a time: including their floats well below 1 GiB."""
+"""Maximum size of decoded images and vectors held at a time; with floats made of them, well below 1 GiB."""
 
 _SUMS = ("moments", "range")
-"""Analyzers whose result depends on the order of the rows, if only in the sign of a zero."""
+"""Analyzers whose result depends on the order of the rows, even if only in the sign of a zero."""
 
 _VALUE_BYTES = 8
-"""Bytes of one number of a vector."""
+"""Size of one number of a vector, bytes."""
 
 _LONG_LIST = 1 << 12
-"""Assumed length of the longest list in a batch, of lists of varying length."""
+"""Length that is assumed for the longest list in a batch, if lists have varying lengths."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,23 +57,23 @@ class Resolved:
     """The last trace."""
 
     answers: list[Any]
-    """The result of each call."""
+    """The result of each analyzer call."""
 
     objects: list[Any]
-    """The tables of the last trace."""
+    """The tables and other objects that the last trace created."""
 
 
 def resolve(plan: Plan, scratch: Path, progress: Progress) -> Resolved:
     """Trace the function and run its analyzers until every call has a result.
 
     Args:
-        plan: What to build.
-        scratch: Folder for vocabularies (kept until saving) and for temporary files.
-        progress: Called with the rows of each pass.
+        plan: The function, and the dataset and columns to trace it with.
+        scratch: Folder for vocabularies (kept until the transform is saved) and for temporary files.
+        progress: Called with the rows done in each pass.
 
     Raises:
-        ConfigError: the function fails, or calls other analyzers when it is traced again.
-        DataError: a shard is damaged, the training split is empty.
+        ConfigError: the function fails, or calls different analyzers when it is traced again.
+        DataError: a shard is damaged, or the training split is empty.
     """
     answers: list[Any] = []
     requests: list[Any] = []
@@ -94,7 +94,7 @@ def resolve(plan: Plan, scratch: Path, progress: Progress) -> Resolved:
 
 
 def batch_rows(dataset: Dataset) -> int:
-    """Return how many rows run through the graph at a time."""
+    """Return the number of rows that run through the graph at a time."""
     image = dataset.image
     pixels = 0 if image is None else image.height * image.width * image.channels
     values = sum(_LONG_LIST if c.is_ragged else c.length or 0 for c in dataset.columns)
@@ -120,7 +120,7 @@ def as_tensors(batch: pa.RecordBatch, columns: Sequence[Column]) -> list[tf.Tens
 
 def _feed_values(column: Column, values: pa.Array) -> Any:
     found = to_numpy(column, values)
-    # A `raw` image store holds pixels; the graph takes encoded images only.
+    # An image store of the kind `raw` holds pixels, but the graph takes only encoded images.
     return [encoded_image(each) for each in found] if column.dtype == "image" else found
 
 
@@ -201,7 +201,7 @@ def _run_pass(
 
 
 def _classes(dataset: Dataset, column: str) -> list[bytes]:
-    """Like `analyzers.classes`, for a raw column: reads only that column of the shards."""
+    """Return what `analyzers.classes` does, for a raw column; reads only this column of the shards."""
     found: set[str] = set()
     for batch in dataset.batches(TRAIN, columns=[column], whole=False):
         found.update(pc.unique(batch.column(0)).to_pylist())
@@ -250,7 +250,7 @@ def _spill(
     paths: dict[int, Path],
     progress: Callable[[int], None],
 ) -> None:
-    """Run the graph over the training split and write the values that the analyzers need."""
+    """Run the graph over the training split; write the values that analyzers need to Parquet files."""
     calls = [traced.trace.calls[index] for index in paths]
     tensors = [_storable(call.tensor) for call in calls]
     columns = needed_columns(traced, tensors, dataset)
@@ -287,7 +287,7 @@ def run_graph(pruned: Any, batch: pa.RecordBatch, columns: Sequence[Column]) -> 
         raise ConfigError(
             "preprocessing_fn must work on every row of the training split",
             got=Plain(first_line(error)),
-            fix="Fix the operation that is named, or the rows that it fails on.",
+            fix="Fix the operation in the message, or the rows on which it fails.",
         ) from error
 
 
@@ -299,7 +299,7 @@ def _storable(tensor: tf.Tensor) -> tf.Tensor:
 
 
 def _spilled_columns(call: Call, values: Any) -> dict[str, Any]:
-    # Partial results are float64, which does not hold every integer of 64 bits.
+    # Partial results of moments are float64, which does not hold every 64-bit integer.
     if call.kind == "moments" and values.dtype not in (np.int64, np.uint64):
         return analyzers.row_moments(values)
     if call.kind == "range":

@@ -50,13 +50,13 @@ from stoker.data.features.spec import (
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnRoles:
-    """Columns that are neither a feature nor the label."""
+    """Columns that are not features."""
 
     label_only: Sequence[str] = ()
-    """Raw columns that serving will not have; the label's own is always one."""
+    """Raw columns that serving will not have; a label that is a raw column is always one of them."""
 
     sample_weight: str | None = None
-    """An output of the function, else a raw column: the weight of each row."""
+    """Weight of each row: an output of the function or, if none has the name, a raw column."""
 
 
 FEATURES_ONLY = ColumnRoles()
@@ -74,24 +74,24 @@ def build_transform(
     """Run the analyzers of `preprocessing_fn` on the training split, and save the graph.
 
     Args:
-        dataset: The shards; every hash is checked before a shard is read.
+        dataset: The dataset; the hash of each shard is checked before the shard is read.
         preprocessing_fn: Raw columns -> outputs, see `stoker.transform`; an image column arrives
             decoded, [batch, height, width, channels] uint8. None: every column becomes a feature
-            unchanged, except the label and, next to images, `path`.
-        out_dir: The folder to create, in one rename; it must be empty or missing.
+            unchanged, except the label and, if there are images, `path`.
+        out_dir: Folder to create, with a single rename; it must be empty or missing.
         label: An output of the function or, if none has the name, a raw column; for a model with
             several outputs, output -> label. A string becomes its index among the training split's
             sorted distinct strings.
         roles: Columns that are not features.
-        progress: Called with the rows of each pass.
+        progress: Called with the rows done in each pass.
 
     Returns:
-        The transform, loaded from what was written.
+        The transform, loaded from the written folder.
 
     Raises:
         ConfigError: the function raises or returns something unusable; the label is neither a
             column nor an output; a feature depends on a column that only the label may use.
-        DataError: a shard is damaged, the training split is empty.
+        DataError: a shard is damaged, or the training split is empty.
         FileExistsError: `out_dir` is not empty.
     """
     sources = {} if label is None else by_output(label)
@@ -128,7 +128,7 @@ def _label_only(dataset: Dataset, labels: Sequence[str], names: Sequence[str]) -
 def _require_features(plan: Plan, traced: TracedFunction) -> None:
     if not traced.features:
         raise ConfigError(
-            "there must be at least one feature besides the label",
+            "a transform must have at least one feature besides the label",
             got=Plain("none"),
             fix="Return the model's inputs from preprocessing_fn.",
         )
@@ -138,9 +138,9 @@ def _require_features(plan: Plan, traced: TracedFunction) -> None:
         if hidden:
             raise ConfigError(
                 f"feature {name!r} must not depend on {hidden[0]!r}, which serving will not have",
-                got=Plain(f"a feature made of {', '.join(map(repr, sorted(columns)))}"),
-                fix=f"Make {name!r} of other columns, or take {hidden[0]!r} out of label_only "
-                "if it is there.",
+                got=Plain(f"a feature computed from {', '.join(map(repr, sorted(columns)))}"),
+                fix=f"Compute {name!r} from other columns, or remove {hidden[0]!r} from label_only "
+                "if it is listed there.",
             )
 
 
@@ -192,7 +192,7 @@ def _class_names(classes: Sequence[bytes]) -> tuple[str, ...]:
 
 
 def _save(plan: Plan, resolved: Resolved, folder: Path) -> None:
-    """Save parts that share nothing, so that serving never contains the label's tables."""
+    """Save features, labels and weights as separate graphs: the one for serving has none of the labels' tables."""
     traced = resolved.traced
     files = [answer for answer in resolved.answers if isinstance(answer, VocabularyFile)]
     module: Any = tf.Module()
@@ -202,7 +202,7 @@ def _save(plan: Plan, resolved: Resolved, folder: Path) -> None:
     )
     module.labeling = _part(plan, resolved, traced.labels) if traced.labels else None
     module.weighing = _part(plan, resolved, traced.weights) if traced.weights else None
-    # Every vocabulary is kept, also one that no output uses.
+    # Every vocabulary is saved, even one that no output uses.
     module.vocabularies = [tf.saved_model.Asset(file.path) for file in files]
     tf.saved_model.save(module, str(folder))
 
@@ -217,10 +217,11 @@ def _part(
     """Make a module that computes these outputs, and holds only the tables that they need.
 
     Args:
-        plan: What the transform is built from.
-        resolved: The last trace.
+        plan: The function and the dataset.
+        resolved: The last trace, and the results of its analyzers.
         outputs: Output -> its tensor in the trace.
-        takes_pixels: Whether images are decoded already, as the training feed has them.
+        takes_pixels: Whether the module takes images that are already decoded, as the training feed has
+            them.
     """
     traced = resolved.traced
     columns = needed_columns(traced, list(outputs.values()), plan.dataset)
@@ -249,10 +250,10 @@ def _part(
 def _probe(
     dataset: Dataset, pruned: Any, columns: Sequence[Column], outputs: Mapping[str, tf.Tensor]
 ) -> None:
-    """Run a few rows, together and in two parts.
+    """Run a few rows as one batch and as two; refuse outputs that are wrong.
 
-    This finds outputs with another number of rows, and outputs whose value depends on the other rows of
-    the batch, which in serving belong to other clients.
+    An output is wrong if it has a different number of rows than the batch, or if its value for a row depends
+    on the other rows of the batch: in serving, these belong to other clients.
     """
     names = [column.name for column in columns]
     batch = dataset.first_rows(names)
@@ -260,9 +261,9 @@ def _probe(
     for name, values in zip(outputs, together, strict=True):
         if len(values) != batch.num_rows:
             raise ConfigError(
-                f"output {name!r} of preprocessing_fn must have a row per record",
+                f"output {name!r} of preprocessing_fn must have one row per record",
                 got=Plain(f"{len(values)} rows for {batch.num_rows} records"),
-                fix="Keep the first dimension as it is: no filter, no unique, no reduction over it.",
+                fix="Do not change the first dimension: do not filter or reduce over it, or use tf.unique.",
             )
     if batch.num_rows > 1:
         cut = batch.num_rows // 2
@@ -281,8 +282,8 @@ def _require_same(name: str, whole: NDArray[Any], apart: NDArray[Any]) -> None:
         same = bool((whole == apart).all())
     if not same:
         raise ConfigError(
-            f"output {name!r} of preprocessing_fn must depend on its own row alone",
-            got=Plain("another value for the same row in a batch with other rows"),
+            f"each row of output {name!r} of preprocessing_fn must depend only on the same row of the input",
+            got=Plain("different values for the same row in different batches"),
             fix="Use an analyzer (st.mean, st.scale_to_z_score, ...) instead of reducing over "
             "the batch.",
         )
@@ -292,22 +293,22 @@ def _captured(pruned: Any, objects: Sequence[Any]) -> list[Any]:
     """Return the tables that a part of the graph uses.
 
     Raises:
-        ConfigError: it uses a table or variable that cannot be saved.
+        ConfigError: the part uses a table or variable that cannot be saved.
     """
     handles = [tensor for tensor in pruned.captured_inputs if tensor.dtype == tf.resource]
     used = [item for item in objects if any(_is_any(handle, item) for handle in handles)]
     for handle in handles:
         if not any(_is_any(handle, item) for item in objects):
             raise ConfigError(
-                "preprocessing_fn must create its tables and variables so that they can be saved",
-                got=Plain("a table or variable of its own"),
-                fix="Create it by stoker.transform.make_and_track_object(lambda: ...).",
+                "preprocessing_fn must create tables and variables so that they are tracked and saved",
+                got=Plain("a table or variable that is not tracked"),
+                fix="Create it with stoker.transform.make_and_track_object(lambda: ...).",
             )
     return used
 
 
 def _is_any(handle: Any, item: Any) -> bool:
-    """Whether a captured handle belongs to an object, or to a submodule of it."""
+    """Whether a captured handle belongs to the object `item`, or to one of its submodules."""
     if isinstance(item, tf.Module):
         return any(_is_any(handle, part) for part in vars(item).values())
     return any(getattr(item, name, None) is handle for name in ("resource_handle", "handle"))

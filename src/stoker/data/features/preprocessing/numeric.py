@@ -1,10 +1,10 @@
 """Analyzers of numbers: scalers, moments, limits, buckets and quantiles.
 
-TensorFlow Transform has missing values as gaps in sparse tensors; here they are NaN. Analyzers skip
-them, and a NaN passes through a scaler as NaN. Scalers multiply by a stored reciprocal and add nothing
-after the product, so eager, graph, tf.data and XLA agree to the bit (XLA may fuse a product and a sum).
-Integers beyond 2^53, which float64 would round, are scaled by their exact difference from the mean or
-the smallest value.
+In TensorFlow Transform, missing values are gaps in sparse tensors; here they are NaN. Analyzers skip NaN,
+and scalers return NaN for NaN. Scalers multiply by a stored reciprocal and add nothing after the product,
+so that eager, graph, tf.data and XLA agree to the bit (XLA may fuse a product and a sum). For integers
+beyond 2^53, which float64 would round, scalers first compute the exact difference from the mean or the
+smallest value.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from stoker.data.features.preprocessing.trace import (
 
 @accepts(elementwise=False, name=IGNORED, output_dtype=None)
 def scale_to_z_score(x: tf.Tensor) -> tf.Tensor:
-    """Subtract the mean, multiply by the reciprocal of the standard deviation.
+    """Subtract the mean and divide by the standard deviation.
 
     Args:
         x: [batch, ...] numbers; all values of all rows share one mean and one deviation.
 
     Returns:
-        A tensor of x's shape; float64 for float64, else float32. NaN stays NaN. A column with one
-        distinct value (or none) is only shifted by its mean.
+        A tensor of x's shape; float64 for float64, else float32. NaN stays NaN. If x has only one distinct
+        value (or none), the mean is subtracted and nothing is divided.
 
-    Source: `tft.scale_to_z_score` (biased variance; NaN and infinities left out of both).
+    Source: `tft.scale_to_z_score` (biased variance; NaN and infinities are left out of mean and variance).
     """
     moments, placeholder = _moments("scale_to_z_score", x)
     dtype = tf.float64 if x.dtype == tf.float64 else tf.float32
@@ -58,7 +58,7 @@ def scale_to_0_1(x: tf.Tensor) -> tf.Tensor:
         x: [batch, ...] numbers.
 
     Returns:
-        Of x's shape, float32.
+        A tensor of x's shape, float32.
 
     Source: `tft.scale_to_0_1`.
     """
@@ -75,13 +75,14 @@ def scale_by_min_max(x: tf.Tensor, output_min: float = 0.0, output_max: float = 
         output_max: Result for the largest value.
 
     Returns:
-        A tensor of x's shape, float32. NaN stays NaN; a value outside the training split's range stays
-        outside. A column with one distinct value (or none) becomes `sigmoid(x)`, scaled to the range.
+        A tensor of x's shape, float32. NaN stays NaN. A value outside the training split's range becomes
+        a value outside [output_min, output_max]. If x has only one distinct value (or none), the result is
+        `sigmoid(x)`, scaled to [output_min, output_max].
 
     Raises:
         ConfigError: `output_min` is not below `output_max`.
 
-    Source: `tft.scale_by_min_max`; there an infinity in the data is the range's end.
+    Source: `tft.scale_by_min_max`; there, the range ends at infinity if the data has an infinite value.
     """
     return _scale_between("scale_by_min_max", x, output_min, output_max)
 
@@ -183,7 +184,7 @@ def _scale_between(function: str, x: tf.Tensor, low: float, high: float) -> tf.T
 
 
 def _scale(x: tf.Tensor, *, shift: float | Fraction, factor: float, dtype: tf.DType) -> tf.Tensor:
-    """Return (x - shift) * factor; subtracts in float64 what float32 cannot hold."""
+    """Return (x - shift) * factor; subtract in float64 if float32 cannot hold the values."""
     if isinstance(shift, Fraction):
         away = _difference(x, shift)
     else:
@@ -193,7 +194,10 @@ def _scale(x: tf.Tensor, *, shift: float | Fraction, factor: float, dtype: tf.DT
 
 
 def _difference(x: tf.Tensor, shift: Fraction) -> tf.Tensor:
-    """X - shift of 64-bit integers, rounded to float64 once: by halves, which cannot overflow."""
+    """Return x - shift for 64-bit integers, rounded to float64 only once.
+
+    The upper and the lower 32 bits are subtracted separately, so that nothing overflows.
+    """
     upper = tf.bitwise.right_shift(x, tf.constant(_HALF_BITS, x.dtype))
     lower = tf.bitwise.bitwise_and(x, tf.constant(2**_HALF_BITS - 1, x.dtype))
     upper_shift = math.floor(shift / 2**_HALF_BITS)
@@ -207,7 +211,7 @@ _HALF_BITS = 32
 
 
 def _finite_ratio(over: float, under: float) -> float | None:
-    """Return a ratio if float32 can hold it, else None: then there is nothing to scale by."""
+    """Return `over / under` as a scaling factor; None if it is 0, or too large for float32."""
     ratio = over / under if under > 0 else math.inf
     return ratio if 0 < ratio < float(np.finfo(np.float32).max) else None
 
@@ -221,10 +225,10 @@ def bucketize(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
         num_buckets: Number of buckets, at least 1.
 
     Returns:
-        Of x's shape, int64 in [0, num_buckets); a value equal to a boundary is above it. NaN goes
-        to the last bucket. Repeated values can leave buckets empty.
+        A tensor of x's shape, int64 in [0, num_buckets). A value that equals a boundary goes to the bucket
+        above the boundary; NaN goes to the last bucket. Repeated values can leave buckets empty.
 
-    Source: `tft.bucketize`; there the boundaries are approximate and float32, here exact.
+    Source: `tft.bucketize`; there, boundaries are approximate and float32; here, they are exact.
     """
     boundaries = _boundaries("bucketize", x, num_buckets)
     return apply_buckets(x, boundaries)
@@ -234,16 +238,16 @@ def bucketize(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
 def apply_buckets(
     x: tf.Tensor, bucket_boundaries: tf.Tensor | Sequence[Sequence[float]]
 ) -> tf.Tensor:
-    """Split x at given boundaries; needs no pass over the data, so it works anywhere.
+    """Split x into buckets at given boundaries; works outside `preprocessing_fn`, too.
 
     Args:
         x: [batch, ...] numbers.
-        bucket_boundaries: [1, boundaries] ascending, e.g. of `quantiles`, or `[[1.0, 5.0]]`. For
-            64-bit integers beyond 2^53 write integers, which are compared exactly.
+        bucket_boundaries: [1, boundaries] ascending, for example from `quantiles`, or `[[1.0, 5.0]]`. For
+            64-bit integers beyond 2^53, pass integers, which are compared exactly.
 
     Returns:
-        Of x's shape, int64 in [0, boundaries]; a value equal to a boundary is above it. NaN goes to
-        the last bucket.
+        A tensor of x's shape, int64 in [0, boundaries]. A value that equals a boundary goes to the bucket
+        above the boundary; NaN goes to the last bucket.
 
     Raises:
         ConfigError: the boundaries do not have the shape [1, boundaries].
@@ -285,7 +289,7 @@ def quantiles(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
         beyond 2^24 (`bucketize` does not). Boundary i is the sorted value at position
         floor(i * n / num_buckets).
 
-    Source: `tft.quantiles`, which approximates the same.
+    Source: `tft.quantiles`, which returns approximate boundaries.
     """
     boundaries = _boundaries("quantiles", x, num_buckets)
     return tf.cast(boundaries, tf.float64 if x.dtype == tf.float64 else tf.float32)
@@ -295,7 +299,7 @@ def quantiles(x: tf.Tensor, num_buckets: int) -> tf.Tensor:
 def hash_strings(
     strings: tf.Tensor, hash_buckets: int, key: Sequence[int] | None = None
 ) -> tf.Tensor:
-    """Hash strings into buckets; needs no pass over the data, so it works anywhere.
+    """Hash strings into buckets; works outside `preprocessing_fn`, too.
 
     Args:
         strings: [batch, ...] strings.
@@ -303,10 +307,10 @@ def hash_strings(
         key: Two whole numbers for a hash that cannot be predicted; the default is a fast hash.
 
     Returns:
-        Of the same shape, int64 in [0, hash_buckets). The empty string has a bucket, too.
+        A tensor of the same shape, int64 in [0, hash_buckets). The empty string has a bucket, too.
 
     Raises:
-        ConfigError: the tensor does not hold strings, or there is less than one bucket.
+        ConfigError: the tensor does not hold strings, or `hash_buckets` is below 1.
 
     Source: `tft.hash_strings` (`tf.strings.to_hash_bucket_fast`, `_strong` with a key).
     """
@@ -325,7 +329,7 @@ def hash_strings(
 
 
 def _boundaries(function: str, x: tf.Tensor, num_buckets: int) -> tf.Tensor:
-    """Return [1, num_buckets - 1] boundaries, of a type that holds the values of x."""
+    """Return [1, num_buckets - 1] boundaries; their type can hold the values of x."""
     required_numbers(function, x)
     required_whole("num_buckets", num_buckets, least=1)
     trace = required(function, x)

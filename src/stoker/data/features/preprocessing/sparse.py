@@ -1,4 +1,4 @@
-"""Sparse vectors, which raw data holds as two lists: positions and values."""
+"""Sparse vectors, from two columns of raw data: lists of positions and lists of values."""
 
 from __future__ import annotations
 
@@ -13,28 +13,28 @@ from stoker.data.features.preprocessing.trace import required_whole
 def sparse_from_lists(
     places: tf.RaggedTensor, values: tf.RaggedTensor, size: int
 ) -> tf.SparseTensor:
-    """Build sparse vectors from a column of positions and one of values, as `tf.io.SparseFeature` does.
+    """Build sparse vectors from a column of positions and a column of values, as `tf.io.SparseFeature` does.
 
     In training and in serving, a row that breaks the rules below is an error.
 
     Args:
         places: [batch, None] whole numbers in [0, size), in any order, each at most once per row.
-        values: [batch, None] numbers or strings, one for each place. Floats and strings may be fewer,
-            because a missing value at the end of a list is not stored: it is NaN or "".
+        values: [batch, None] numbers or strings, one for each place. There may be fewer floats or strings
+            than places, because missing values at the end of a list are not stored: they become NaN or "".
         size: Length of the vectors, at least 1.
 
     Returns:
-        [batch, size] of the values' type, ordered by place.
+        [batch, size] sparse tensor of the values' type, ordered by place.
 
     Raises:
-        ConfigError: these are not lists of varying length, the places are not whole numbers, or the
-            size is below 1.
+        ConfigError: the columns are not lists of varying length, the places are not whole numbers, or
+            `size` is below 1.
     """
     if not all(isinstance(each, tf.RaggedTensor) for each in (places, values)):
         raise ConfigError(
             "stoker.transform.sparse_from_lists must be given lists of varying length",
             got=Plain(f"{type(places).__name__} and {type(values).__name__}"),
-            fix="Name both columns under `data.columns: {lists: [...]}`.",
+            fix="List both columns under `data.columns: {lists: [...]}`.",
         )
     if not places.dtype.is_integer:
         raise ConfigError(
@@ -58,7 +58,9 @@ def sparse_from_lists(
             tf.size(values.flat_values, tf.int64),
         )
     filler = tf.constant([_MISSING.get(values.dtype, 0)], values.dtype)
-    shape = tf.stack([places.nrows(), size])  # gives `tf.sparse.to_dense` the width before it runs
+    shape = tf.stack(
+        [places.nrows(), size]
+    )  # `tf.sparse.to_dense` then knows the width while tracing
     sparse = tf.sparse.reorder(
         tf.SparseTensor(
             tf.stack([row, at], axis=1),

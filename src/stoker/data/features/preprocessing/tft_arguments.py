@@ -1,10 +1,10 @@
-"""Arguments of TensorFlow Transform that Stoker's functions of the same name do not need.
-
-All of them also take a `tf.RaggedTensor`, and apply to the values of its lists.
+"""Arguments that functions of TensorFlow Transform have, and Stoker's functions of the same name do not need.
 
 An argument that changes nothing here is accepted and ignored (`name`; `epsilon`, because quantiles
-are exact). One that would change the result is accepted with its default value; any other value
-raises an error that names it.
+are exact). An argument that would change the result is accepted only with its default value; any other
+value raises an error that names the argument.
+
+Every function also takes a `tf.RaggedTensor`, and is applied to the values of its lists.
 """
 
 from __future__ import annotations
@@ -65,7 +65,7 @@ def accepts(**extra: Any) -> Callable[[Callable[..., Result]], Callable[..., Res
 def _of_lists(
     function: Callable[..., Result], lists: tf.RaggedTensor, *args: Any, **kwargs: Any
 ) -> Any:
-    """Apply a function to the values of all lists; what has one for each goes back into the lists."""
+    """Apply a function to the values of all lists; a result with one value per input becomes lists again."""
     result: Any = function(lists.flat_values, *args, **kwargs)
     is_mapped = result.shape.rank and result.shape[0] is None
     return lists.with_flat_values(result) if is_mapped else result
@@ -105,7 +105,7 @@ def _require(function: str, name: str, value: Any, only: Any) -> None:
 
 
 _INSTEAD = {
-    "elementwise": "Give each position of the vector a feature of its own, x[:, 0], or leave it out.",
+    "elementwise": "Make each position of the vector a separate feature, x[:, 0], or leave it out.",
     "reduce_instance_dims": "Reduce over all values, or call it for each position, x[:, 0].",
     "weights": "Leave it out: all rows have equal weight. train.sample_weight weights training.",
     "use_adjusted_mutual_info": "Choose the terms by top_k or frequency_threshold.",
@@ -117,11 +117,13 @@ _INSTEAD = {
 _MISSING = {
     **dict.fromkeys(
         ("scale_to_z_score_per_key", "scale_to_0_1_per_key", "scale_by_min_max_per_key"),
-        "Scale over all rows (scale_to_z_score), and give the key as a feature of its own.",
+        "Scale over all rows (scale_to_z_score), and return the key as a separate feature.",
     ),
-    "bucketize_per_key": "Use bucketize over all rows, and give the key as a feature of its own.",
+    "bucketize_per_key": "Use bucketize over all rows, and return the key as a separate feature.",
     "count_per_key": "Counts for each value are in the analysis stage: statistics.json.",
-    **dict.fromkeys(("sum", "size"), "Use mean for the mean; the counts are in statistics.json."),
+    **dict.fromkeys(
+        ("sum", "size"), "Use mean, and the counts of rows and values in statistics.json."
+    ),
     **dict.fromkeys(
         ("histogram", "estimated_probability_density", "covariance", "pca"),
         "Histograms are in the analysis stage: statistics.json and report.html.",
@@ -141,10 +143,10 @@ _MISSING = {
         "Columns are dense here: a missing value is NaN or an empty string.",
     ),
     "apply_pyfunc": "Use TensorFlow operations: Python is not part of a SavedModel.",
-    "annotate_asset": "Files of a tf.lookup table become assets of the SavedModel by themselves.",
+    "annotate_asset": "Files of a tf.lookup table become assets of the SavedModel automatically.",
     **dict.fromkeys(
         ("TFTransformOutput", "TransformFeaturesLayer"),
-        "build(features, transform) is given a stoker.transform.TransformOutput.",
+        "Use the argument `transform` of build(features, transform), a stoker.transform.TransformOutput.",
     ),
     "DatasetMetadata": "The schema is in the analysis stage: schema.json.",
     **dict.fromkeys(
@@ -157,11 +159,11 @@ _MISSING = {
 
 
 class NoSuchFunction(ConfigError, AttributeError):
-    """Raised for a missing name of TensorFlow Transform; an AttributeError too, for `hasattr`."""
+    """Raised for a name of TensorFlow Transform that Stoker lacks; also an AttributeError, for `hasattr`."""
 
 
 def missing_function(name: str) -> AttributeError:
-    """The error for a name that `stoker.transform` does not have."""
+    """Return the error for a name that `stoker.transform` does not have."""
     if name in _MISSING:
         return NoSuchFunction(
             f"stoker.transform does not have TensorFlow Transform's {name}",

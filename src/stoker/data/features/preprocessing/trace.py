@@ -1,4 +1,4 @@
-"""The state of one trace of the user's function: its analyzer calls, and what depends on them."""
+"""The state of one trace of the user's function: its analyzer calls, their results, and created tables."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class VocabularyFile:
     """Name of the file, and of the asset."""
 
     path: str
-    """Its path while the transform is built."""
+    """Path of the file while the transform is built."""
 
     terms: int
     """Number of lines."""
@@ -34,19 +34,19 @@ class VocabularyFile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Call:
-    """One analyzer call, in the order in which the function makes them."""
+    """One analyzer call of the user's function."""
 
     kind: Kind
     """The analyzer."""
 
     tensor: tf.Tensor
-    """Its input, over all rows of the training split."""
+    """Input of the analyzer: its values over all rows of the training split are analyzed."""
 
     params: dict[str, Any]
-    """Its other arguments."""
+    """Other arguments of the call."""
 
     placeholder: tf.Tensor
-    """Scalar float64 placeholder for the result until it is known."""
+    """Scalar float64 placeholder that is used in the graph until the result is known."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -57,10 +57,10 @@ class Domain:
     """Ids are below this, and at least 0."""
 
     vocabulary: str | None = None
-    """The vocabulary that they come from."""
+    """Name of the vocabulary that the ids come from; None for buckets and hashes."""
 
     terms: int | None = None
-    """Number of terms of that vocabulary; higher ids are out-of-vocabulary buckets."""
+    """Number of terms of the vocabulary; ids from this number on are out-of-vocabulary buckets."""
 
 
 class Trace:
@@ -78,10 +78,11 @@ class Trace:
 
         Args:
             graph: The graph that is being built.
-            answers: Result of the first, second ... call; None or beyond the end: not known yet.
-            requests: The calls of the previous trace, in order; empty in the first.
-            objects: Tables and other trackables of earlier traces, in the order of their creation;
-                reused and extended.
+            answers: Result of each analyzer call, by its index; a result that is None, or missing at the
+                end, is not known yet.
+            requests: The calls of the previous trace, in order; empty in the first trace.
+            objects: Tables and other trackables of earlier traces, in the order of their creation. They
+                are reused; new ones are added to this list.
         """
         self.graph = graph
         self.calls: list[Call] = []
@@ -94,13 +95,13 @@ class Trace:
         self._index: dict[Any, int] = {}
 
     def request(self, kind: Kind, tensor: tf.Tensor, **params: Any) -> int:
-        """Add an analyzer call; the same call twice counts once.
+        """Add an analyzer call; a repeated call is added only once.
 
         Returns:
             The call's index.
 
         Raises:
-            ConfigError: the previous trace made another call at this point.
+            ConfigError: the previous trace made a different call at this point.
         """
         key = (kind, tensor.ref(), tuple(sorted(params.items())))
         if key not in self._index:
@@ -118,7 +119,7 @@ class Trace:
         return self._answers[index] if index < len(self._answers) else None
 
     def track(self, factory: Any) -> Any:
-        """Create a table outside the graph, once, and keep it for saving."""
+        """Create a table outside the graph, once for all traces, and keep it for saving."""
         if self._made == len(self._objects):
             with tf.init_scope():
                 self._objects.append(factory())
@@ -126,7 +127,7 @@ class Trace:
         return self._objects[self._made - 1]
 
     def domain(self, tensor: tf.Tensor) -> Domain | None:
-        """Return the ids in a tensor, also after operations that only change its shape or type."""
+        """Return what is known about the ids in a tensor, also if its shape or type was changed; else None."""
         while tensor.ref() not in self.domains and tensor.op.type in _TRANSPARENT_OPS:
             tensor = tensor.op.inputs[_TRANSPARENT_OPS[tensor.op.type]]
         return self.domains.get(tensor.ref())
@@ -136,14 +137,14 @@ _TRANSPARENT_OPS = {
     **dict.fromkeys(("Cast", "ExpandDims", "Identity", "Reshape", "Squeeze"), 0),
     "RaggedTensorToTensor": 1,
 }
-"""Operation -> which of its inputs has the values."""
+"""Operation that keeps the values -> index of the input that has them."""
 
 _ACTIVE: ContextVar[Trace | None] = ContextVar("stoker_trace", default=None)
 
 
 @contextlib.contextmanager
 def tracing(trace: Trace) -> Iterator[Trace]:
-    """Make a trace the current one for the functions of `stoker.transform`."""
+    """Make this trace the current one for the functions of `stoker.transform`."""
     token = _ACTIVE.set(trace)
     try:
         yield trace
@@ -152,7 +153,7 @@ def tracing(trace: Trace) -> Iterator[Trace]:
 
 
 def active() -> Trace | None:
-    """Return the current trace, if any."""
+    """Return the current trace; None outside a trace."""
     return _ACTIVE.get()
 
 
@@ -160,15 +161,15 @@ def required(function: str, tensor: object) -> Trace:
     """Return the current trace, for a function that needs an analyzer.
 
     Raises:
-        ConfigError: there is none, or the argument is not a tensor of its graph.
+        ConfigError: no function is being traced, or `tensor` is not a tensor of the traced graph.
     """
     trace = active()
     if trace is None:
         raise ConfigError(
             f"stoker.transform.{function} must be called inside preprocessing_fn",
             got=Plain("a call while no transform is being built"),
-            fix="It needs a full pass over the training split: name the function that calls it "
-            "under `preprocessing`.",
+            fix="It needs a full pass over the training split. Call it in a function, and set "
+            "`preprocessing` to that function.",
         )
     if not isinstance(tensor, tf.Tensor) or tensor.dtype == tf.resource:
         raise ConfigError(
@@ -178,15 +179,15 @@ def required(function: str, tensor: object) -> Trace:
         )
     if getattr(tensor, "graph", None) is not trace.graph:
         raise ConfigError(
-            f"stoker.transform.{function} must be called at the top of preprocessing_fn",
-            got=Plain("a tensor of another graph: of tf.map_fn, tf.cond, or a tf.function"),
-            fix="Call it outside of them, and use its result inside.",
+            f"stoker.transform.{function} must be called at the top level of preprocessing_fn",
+            got=Plain("a tensor of a different graph: of tf.map_fn, tf.cond, or a tf.function"),
+            fix="Call it outside these functions, and use its result inside.",
         )
     return trace
 
 
 def sources(tensors: Sequence[tf.Tensor]) -> set[str]:
-    """Return the names of the placeholders that tensors depend on, control inputs included."""
+    """Return the names of the placeholders on which the tensors depend, also through control inputs."""
     visited: set[str] = set()
     found: set[str] = set()
     waiting = [tensor.op for tensor in tensors]
@@ -203,11 +204,11 @@ def sources(tensors: Sequence[tf.Tensor]) -> set[str]:
 
 
 def changed_requests() -> ConfigError:
-    """Return the error for a function that calls other analyzers when it is traced again."""
+    """Return the error for a function that calls different analyzers when it is traced again."""
     return ConfigError(
         "preprocessing_fn must call the same analyzers each time that it is traced",
-        got=Plain("other analyzers, or other arguments, than in the first trace"),
-        fix="Take what changes between calls (random numbers, global state) out of it.",
+        got=Plain("different analyzers or arguments than in the first trace"),
+        fix="Remove what changes between traces (random numbers, global state) from the function.",
     )
 
 
@@ -215,7 +216,7 @@ def required_numbers(function: str, tensor: object) -> None:
     """Refuse anything but a tensor of numbers.
 
     Raises:
-        ConfigError: it is a tensor of strings or booleans, or not a tensor.
+        ConfigError: the argument is a tensor of strings or booleans, or not a tensor.
     """
     dtype = tensor.dtype if isinstance(tensor, tf.Tensor) else None
     if dtype is None or not (dtype.is_floating or dtype.is_integer):
@@ -230,7 +231,7 @@ def required_whole(name: str, value: object, *, least: int) -> None:
     """Refuse anything but a whole number of at least `least`.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: the value is something else.
     """
     if not isinstance(value, int) or isinstance(value, bool) or value < least:
         raise ConfigError(f"{name} must be a whole number of at least {least}", got=value)

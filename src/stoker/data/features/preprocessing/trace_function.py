@@ -28,19 +28,19 @@ class Plan:
     """The inputs of a transform."""
 
     dataset: Dataset
-    """The raw columns, and how images are brought to one shape."""
+    """The raw columns, and the shape that images are converted to."""
 
     function: PreprocessingFn | None
-    """The user's function; None passes every column on as it is."""
+    """The user's function; None: every column is passed on unchanged."""
 
     labels: tuple[str, ...]
-    """Outputs of the function or, where none has the name, raw columns: what the model learns."""
+    """What the model learns: outputs of the function or, if none has the name, raw columns."""
 
     label_only: tuple[str, ...]
-    """Raw columns that serving will not have, the labels' own among them."""
+    """Raw columns that serving will not have; a label that is a raw column is always one of them."""
 
     weights: tuple[str, ...] = ()
-    """An output of the function, else a raw column, that says how much each row counts; or none."""
+    """Name of the output or, if none has the name, the raw column with each row's weight; or empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,37 +51,37 @@ class TracedFunction:
     """The traced function; `prune(feeds, fetches)` cuts out a part of it."""
 
     raw: dict[str, tf.Tensor]
-    """Placeholders by raw column."""
+    """Raw column -> its placeholder."""
 
     decoded: dict[str, tf.Tensor]
-    """The images of image columns, [batch, height, width, channels] uint8; the function's inputs."""
+    """Image column -> [batch, height, width, channels] uint8, as the function gets it."""
 
     lists: dict[str, tf.RaggedTensor]
-    """The columns of lists of varying length, as the function gets them."""
+    """Column of lists of varying length -> ragged tensor, as the function gets it."""
 
     features: dict[str, tf.Tensor]
     """Outputs by name, without labels and weight."""
 
     labels: dict[str, tf.Tensor]
-    """The plan's labels, int64 or float32."""
+    """Label -> its tensor, int64 or float32."""
 
     classes_calls: dict[str, int]
-    """Label -> the call for its classes; labels of numbers are not in it."""
+    """Label of strings -> index of the analyzer call for its classes."""
 
     weights: dict[str, tf.Tensor]
-    """The plan's weight by its name, [batch] float32; empty if all rows have equal weight."""
+    """Name of the weight -> [batch] float32; empty if all rows have equal weight."""
 
     trace: Trace
     """The analyzer calls, and the known ids."""
 
 
 class RawInputs(dict[str, Any]):
-    """The columns; the error for an unknown name suggests the nearest one."""
+    """The columns by name; the error for an unknown name suggests the most similar name."""
 
     def __missing__(self, name: str) -> Any:
         """Refuse a column that the data does not have."""
         raise ConfigError(
-            "preprocessing_fn must use columns that the data has",
+            "preprocessing_fn must use only columns that the data has",
             got=name,
             fix=nearest(str(name), self),
         )
@@ -93,7 +93,7 @@ def trace_function(
     """Trace the user's function.
 
     Args:
-        plan: What to trace.
+        plan: The function, and the dataset and columns to trace it with.
         answers: See `Trace`.
         requests: See `Trace`.
         objects: See `Trace`; created tables are added.
@@ -123,7 +123,7 @@ def trace_function(
         found.update(trace=trace, classes_calls=classes_calls, weights=weights)
         return [*features.values(), *labels.values(), *weights.values()]
 
-    # Names that a graph allows.
+    # Raw names may contain characters that a graph does not allow.
     specs = [
         tf.TensorSpec([None, *column.shape], tf.as_dtype(column.tensor_dtype), name=f"c{index}")
         for index, column in enumerate(columns)
@@ -134,7 +134,7 @@ def trace_function(
 
 
 def unpadded(padded: tf.Tensor) -> tf.RaggedTensor:
-    """Convert padded lists to ragged ones, without the missing values at their ends.
+    """Convert padded lists to ragged lists, without the missing values at their ends.
 
     Args:
         padded: [batch, longest list] int64, float32 or strings; see `stoker.data.columns`.
@@ -148,7 +148,7 @@ def unpadded(padded: tf.Tensor) -> tf.RaggedTensor:
         present = tf.not_equal(padded, PADDING[padded.dtype.name])
     places = tf.range(1, tf.shape(padded)[1] + 1)
     lengths = tf.reduce_max(tf.where(present, places, 0), axis=1)
-    # The maximum over no values is the lowest number.
+    # The maximum over an empty axis is the lowest number of the type.
     ragged: Any = tf.RaggedTensor
     return ragged.from_tensor(padded, lengths=tf.maximum(lengths, 0))
 
@@ -166,7 +166,7 @@ def _refuse_what_cannot_be_served(graph: tf.Graph) -> None:
     for node in nodes:
         if node.op in _PYTHON_OPS:
             raise ConfigError(
-                "preprocessing_fn must use only TensorFlow operations, because a server has no others",
+                "preprocessing_fn must use only TensorFlow operations, because a server runs nothing else",
                 got=Plain(f"a Python function ({node.op}, {node.name})"),
                 fix="Write it with tf.* instead of tf.numpy_function or tf.py_function.",
             )
@@ -200,15 +200,15 @@ def _outputs(plan: Plan, inputs: RawInputs) -> dict[str, tf.Tensor]:
         for name, tensor in outputs.items():
             if isinstance(tensor, tf.RaggedTensor):
                 raise ConfigError(
-                    f"column {name!r} holds lists of varying length, which a model cannot take as "
-                    "they are",
-                    got=Plain("no preprocessing function that makes them dense"),
+                    f"lists of varying length (column {name!r}) must be made dense before a model can "
+                    "take them",
+                    got=Plain("no preprocessing function"),
                     fix=f"Set {leaving_out(name)}, or name a function under `preprocessing`: "
                     + _made_dense(f'inputs["{name}"]', tensor.dtype),
                 )
     else:
         outputs = _checked(plan.function, _called(plan.function, inputs), inputs)
-    # An output that is an input, or appears twice, needs a tensor of its own for `prune`.
+    # `prune` needs a separate tensor for an output that is also an input, or that appears twice.
     return {name: tf.identity(tensor) for name, tensor in outputs.items()}
 
 
@@ -218,7 +218,7 @@ def _called(function: PreprocessingFn, inputs: RawInputs) -> Any:
         plain = tf.autograph.experimental.do_not_convert(function)
         return call(plain, inputs, what="preprocessing_fn")
     except UserError as error:
-        if error.__cause__ is None:  # raised by Stoker, so it does not name the user's line yet
+        if error.__cause__ is None:  # raised by Stoker: the error does not name the user's line yet
             error.rule = f"{error.rule} ({raised_at(error, function)})"
             error.args = (error.line(),)
         raise
@@ -248,11 +248,11 @@ def _checked(function: PreprocessingFn, outputs: Any, inputs: RawInputs) -> dict
 
 
 def _made_dense(lists: str, dtype: tf.DType) -> str:
-    """Return a message on how to make lists dense; `lists` is the code that names them."""
+    """Return a message on how to make lists dense; `lists` is the code that stands for the lists in it."""
     if dtype == tf.string:
         return (
             f"`st.hash_strings({lists}, 1000).to_tensor(0, shape=[None, 20])` gives a number for each "
-            "of the first 20 texts of a list, padded with 0."
+            "of the first 20 strings of a list, padded with 0."
         )
     return (
         f"`{lists}.to_tensor(0, shape=[None, 20])` gives the first 20 values of each list, padded with "
@@ -261,21 +261,21 @@ def _made_dense(lists: str, dtype: tf.DType) -> str:
 
 
 def _columns_of(ragged: tf.RaggedTensor, inputs: RawInputs) -> str:
-    """Return the list columns that a ragged tensor is made from, for a message."""
+    """Return the list columns from which a ragged tensor is computed, for a message."""
     lists = {name: each for name, each in inputs.items() if isinstance(each, tf.RaggedTensor)}
     made_of = sources([ragged.flat_values])
     names = [name for name, each in lists.items() if sources([each.flat_values]) & made_of]
-    return f", made of {' and '.join(map(repr, names))}" if names else ""
+    return f", computed from {' and '.join(map(repr, names))}" if names else ""
 
 
 def _require_width(outputs: Mapping[str, tf.Tensor], lists: Mapping[str, tf.Tensor]) -> None:
-    """Refuse outputs as wide as the longest list of the batch."""
+    """Refuse outputs whose width depends on the longest list of the batch."""
     for name, tensor in outputs.items():
         columns = sources([tensor]) & {raw.op.name for raw in lists.values()}
         if columns and None in tensor.shape[1:].as_list():
             column = next(key for key, raw in lists.items() if raw.op.name in columns)
             raise ConfigError(
-                f"output {name!r} of preprocessing_fn must have one shape in every batch",
+                f"output {name!r} of preprocessing_fn must have the same shape in every batch",
                 got=Plain(
                     f"{tensor.shape}, as wide as the longest list of {column!r} in the batch"
                 ),
@@ -300,7 +300,7 @@ def _problem(name: object, tensor: Any) -> str:
 def _labels(
     plan: Plan, trace: Trace, outputs: dict[str, tf.Tensor], inputs: RawInputs
 ) -> tuple[dict[str, tf.Tensor], dict[str, int]]:
-    """Return the labels as numbers, and the calls for their classes."""
+    """Return the labels as numbers, and the analyzer calls for the classes of string labels."""
     labels: dict[str, tf.Tensor] = {}
     classes_calls: dict[str, int] = {}
     for name in plan.labels:
@@ -335,9 +335,9 @@ def _weight(
     weight = outputs[name] if name in outputs else inputs[name]
     if not (weight.dtype.is_floating or weight.dtype.is_integer):
         raise ConfigError(
-            "train.sample_weight must be numbers",
+            "train.sample_weight must be a column or output of numbers",
             got=Plain(f"{name!r}, which holds {weight.dtype.name}"),
-            fix="Convert it to numbers in preprocessing_fn, e.g. by tf.where or tf.cast.",
+            fix="Convert it to numbers in preprocessing_fn, e.g. with tf.where or tf.cast.",
         )
     if weight.shape.rank == 2 and weight.shape[1] == 1:
         weight = tf.reshape(weight, [-1])
@@ -345,9 +345,9 @@ def _weight(
         raise ConfigError(
             "train.sample_weight must be one number per row",
             got=Plain(f"{name!r}, of shape {weight.shape}"),
-            fix="Reduce it to one in preprocessing_fn, e.g. by tf.reduce_mean(..., axis=1).",
+            fix="Reduce it to one number in preprocessing_fn, e.g. with tf.reduce_mean(..., axis=1).",
         )
-    # A tensor of its own, as it may be a label too.
+    # A separate tensor, because the output may also be a label.
     return tf.identity(tf.cast(weight, tf.float32))
 
 
@@ -360,21 +360,24 @@ def _raw_label(name: str, column: tf.Tensor) -> tf.Tensor:
             "a raw column that is the label must hold one value per record",
             got=Plain(f"{name!r}, which holds lists of varying length"),
             fix="Compute the label from it in preprocessing_fn, e.g. "
-            f'{{"answer": tf.reduce_max(inputs[{name!r}], axis=1)}}, and name that one.',
+            f'{{"answer": tf.reduce_max(inputs[{name!r}], axis=1)}}, and set label: answer.',
         )
     if column.shape.rank == 2:
         raise ConfigError(
             "a raw column that is the label must hold one value per record",
             got=Plain(f"{name!r}, which holds vectors of length {column.shape[1]}"),
             fix="Compute the label from it in preprocessing_fn, e.g. "
-            f'{{"answer": tf.argmax(inputs[{name!r}], axis=1)}}, and name that one; for several labels '
-            f'at once {{"answer": inputs[{name!r}]}}.',
+            f'{{"answer": tf.argmax(inputs[{name!r}], axis=1)}}, and set label: answer. If several '
+            f'labels can be true at once, return {{"answer": inputs[{name!r}]}}.',
         )
     return tf.identity(column)
 
 
 def _label_as_number(trace: Trace, label: tf.Tensor) -> tuple[tf.Tensor, int | None]:
-    """Return the label as int64 or float32; a string as its index among the sorted distinct ones."""
+    """Return the label as int64 or float32, and the call for its classes.
+
+    A string becomes its index among the training split's sorted distinct strings.
+    """
     if label.dtype == tf.string:
         call = trace.request("classes", label)
         classes = trace.answer(call)
@@ -399,13 +402,13 @@ def class_table(classes: Sequence[bytes]) -> Any:
 
 
 def defined_at(function: Callable[..., Any]) -> str:
-    """Return where a function begins, as `model.py, line 12`."""
+    """Return where a function begins, such as `model.py, line 12`."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     return _shown(code.co_filename, code.co_firstlineno) if code else repr(function)
 
 
 def raised_at(error: BaseException, function: Callable[..., Any]) -> str:
-    """Return the deepest line of the function's own file in an error's traceback."""
+    """Return where an error was raised: the deepest line of its traceback in the function's own file."""
     code = getattr(inspect.unwrap(function), "__code__", None)
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if code and frame.filename == code.co_filename]

@@ -1,4 +1,4 @@
-"""A saved transform, as later stages use it: raw columns in, features and label out."""
+"""A saved transform, as later stages use it: from raw columns it computes features, labels and weight."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ from stoker.data.features.spec import (
 )
 
 FILES = "files.json"
-"""Hash of every other file of the folder; written last."""
+"""File with the hash of every other file of the folder; it is written last."""
 
 
 def identifiers(names: Iterable[str], prefix: str) -> dict[str, str]:
-    """Return raw name -> a name that every graph allows (raw names may contain spaces)."""
+    """Return raw name -> a name that is valid in a graph (raw names may contain spaces)."""
     return {name: f"{prefix}{index}" for index, name in enumerate(names)}
 
 
 class Transform:
     """A saved transform.
 
-    The graph is loaded when it is first needed, once.
+    The graph is loaded once, when it is first needed.
     """
 
     def __init__(self, root: Path, spec: TransformSpec) -> None:
-        """Represent the folder `root`; see `load_transform`."""
+        """Use the transform in folder `root`; call `load_transform`, which also checks the files."""
         self.root = root
         self.spec = spec
         self.output = TransformOutput(spec)
@@ -46,12 +46,12 @@ class Transform:
 
     @property
     def features(self) -> tuple[FeatureSpec, ...]:
-        """What the model sees."""
+        """The model's inputs."""
         return self.spec.features
 
     @property
     def labels(self) -> dict[str, LabelSpec]:
-        """What the model learns, by its output."""
+        """Output of the model -> the label that it learns."""
         return self.spec.labels
 
     @property
@@ -66,7 +66,7 @@ class Transform:
 
     @property
     def columns(self) -> tuple[Column, ...]:
-        """Raw columns that anything needs, the features' first."""
+        """Raw columns that features, labels or weight need, in this order."""
         needed = (*self.serving_columns, *self.label_columns, *self.spec.weight_columns)
         return tuple({column.name: column for column in needed}.values())
 
@@ -77,10 +77,10 @@ class Transform:
         return tuple({column.name: column for column in needed}.values())
 
     def module(self) -> Any:
-        """Return the features' part of the graph, for an export to track, without the label's."""
+        """Return the part of the graph that computes the features, for an export to track."""
         return self._root().serving
 
-    # AutoGraph has nothing to convert in a loaded graph, and is slow to find that out.
+    # AutoGraph has nothing to convert in a loaded graph, but takes long to find that out.
     @tf.autograph.experimental.do_not_convert
     def apply_features(self, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
         """Compute the features.
@@ -90,7 +90,7 @@ class Transform:
                 varying length padded to the longest); other columns are ignored.
 
         Returns:
-            Feature -> [batch, ...], its static shape set. Works eagerly, in `tf.data`, in a
+            Feature -> [batch, ...], with its static shape. Works eagerly, in `tf.data`, in a
             `tf.function` and in the endpoint of an export.
 
         Raises:
@@ -104,17 +104,19 @@ class Transform:
 
         Args:
             inputs: As for `apply_features`, but image column -> [batch, height, width, channels]
-                uint8, as `decode_images` gives it.
+                uint8, as `decode_images` returns it.
 
         Returns:
-            The same features.
+            The features, as `apply_features` returns them.
 
         Raises:
-            DataError: a column is missing; the dataset has no images.
+            DataError: a column is missing, or the dataset has no images.
         """
         part = self._root().decoded
         if part is None:
-            raise DataError("a transform must have images to take them decoded", got=str(self.root))
+            raise DataError(
+                "a transform must have an image column to take decoded images", got=str(self.root)
+            )
         return self._features_of(part, inputs)
 
     def _features_of(self, part: Any, inputs: Mapping[str, tf.Tensor]) -> dict[str, tf.Tensor]:
@@ -132,14 +134,16 @@ class Transform:
             inputs: Raw column -> [batch] or [batch, length].
 
         Returns:
-            [batch, ...] int64 or float32, -1 where a class is not one of the label's; where there
-            are several, such a tensor by output.
+            [batch, ...] int64 or float32; -1 for a class that the training split does not have. For a
+            model with several outputs, output -> such a tensor.
 
         Raises:
-            DataError: a column is missing; the transform has no label.
+            DataError: a column is missing, or the transform has no label.
         """
         if not self.labels:
-            raise DataError("a transform must have a label to compute it", got=str(self.root))
+            raise DataError(
+                "a transform must have a label, so that labels can be computed", got=str(self.root)
+            )
         found = _computed(self._root().labeling, self.label_columns, inputs)
         keys = identifiers(dict.fromkeys(label.name for label in self.labels.values()), "f")
         return alone(
@@ -160,29 +164,32 @@ class Transform:
             [batch] float32.
 
         Raises:
-            DataError: a column is missing; the transform has no weight.
+            DataError: a column is missing, or the transform has no weight.
         """
         if self.spec.weight is None:
-            raise DataError("a transform must have a weight to compute it", got=str(self.root))
+            raise DataError(
+                "a transform must have a sample weight, so that weights can be computed",
+                got=str(self.root),
+            )
         found = _computed(self._root().weighing, self.spec.weight_columns, inputs)
         return tf.ensure_shape(found["f0"], [None])
 
     @tf.autograph.experimental.do_not_convert
     def apply_targets(self, inputs: Mapping[str, tf.Tensor]) -> tuple[Any, ...]:
-        """Compute the rest of a batch: the label, and the weight if there is one.
+        """Compute what a batch has besides features: (label,), or (label, weight).
 
         Raises:
-            DataError: as `apply_label` and `apply_weight`.
+            DataError: as in `apply_label` and `apply_weight`.
         """
         label = self.apply_label(inputs)
         return (label,) if self.spec.weight is None else (label, self.apply_weight(inputs))
 
     def nan_checked_label_columns(self) -> set[str]:
-        """Return the columns that the labels' graph checks for missing values (NaN)."""
+        """Return the columns that the graph of the labels checks for missing values (NaN)."""
         return _nan_checked_columns(self._root().labeling, self.label_columns)
 
     def nan_checked_weight_columns(self) -> set[str]:
-        """Return the columns that the weight's graph checks."""
+        """Return the columns that the graph of the weight checks for missing values (NaN)."""
         return _nan_checked_columns(self._root().weighing, self.spec.weight_columns)
 
     def _root(self) -> Any:
@@ -196,16 +203,16 @@ def load_transform(root: Path) -> Transform:
     """Read a transform's description and check every file's hash; the graph is loaded later.
 
     Raises:
-        DataError: a file is missing, or is not what was written.
+        DataError: a file is missing, was changed, or was added.
     """
     wanted = read_json(root / FILES)
     found = {name: value for name, value in hash_folder(root).items() if name != FILES}
     wrong = sorted(name for name in {*wanted, *found} if wanted.get(name) != found.get(name))
     if wrong:
         raise DataError(
-            f"{root / wrong[0]} must be what was written",
-            got=Plain("another content" if wrong[0] in found else "no such file"),
-            fix="Run `stoker analyze` again: it builds the transform again.",
+            f"{root / wrong[0]} must not have changed since it was written",
+            got=Plain("different content" if wrong[0] in found else "no such file"),
+            fix="Run `stoker analyze` again; it builds the transform again.",
         )
     return Transform(root, from_json(read_json(root / SPEC)))
 
@@ -241,10 +248,10 @@ Functions = Mapping[str, function_pb2.FunctionDef]
 
 
 def nan_checked_inputs(concrete: Any) -> set[str]:
-    """Return the inputs whose values, or values computed from them, reach `tf.math.is_nan` or `is_finite`.
+    """Return the inputs that reach `tf.math.is_nan` or `is_finite`, directly or through computed values.
 
     Args:
-        concrete: A `tf.types.experimental.ConcreteFunction` of one dictionary.
+        concrete: A `tf.types.experimental.ConcreteFunction` whose only argument is a dictionary.
 
     Returns:
         Keys of the dictionary.
@@ -291,7 +298,9 @@ class _FunctionBody:
         if any(
             any(_nan_checked_arguments(self._functions[name], self._functions)) for name in inner
         ):
-            return inputs_of_node  # a branch or a loop: which input it checks is not known
+            return (
+                inputs_of_node  # a branch or loop: it is not known which of its inputs are checked
+            )
         return []
 
     def _origin(self, name: str) -> set[str]:
@@ -307,7 +316,7 @@ class _FunctionBody:
 
 
 def _nan_checked_arguments(function: function_pb2.FunctionDef, functions: Functions) -> list[Any]:
-    """Return for each argument whether it is checked for NaN."""
+    """Return, for each argument of a function, whether it is checked for NaN."""
     arguments = [argument.name for argument in function.signature.input_arg]
     nan_checked = _FunctionBody(function.node_def, arguments, functions).nan_checked()
     return [name in nan_checked for name in arguments]

@@ -1,4 +1,4 @@
-"""Tokens to ids: learned vocabularies, and the user's own tables."""
+"""Map tokens to ids by learned vocabularies, or by tables of the user's own."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _OF_VOCABULARIES = {
     **dict.fromkeys(("use_adjusted_mutual_info", "fingerprint_shuffle", "store_frequency"), False),
     **dict.fromkeys(("file_format", "name"), IGNORED),
 }
-"""Arguments of TensorFlow Transform's vocabularies; all are keyword arguments, as there."""
+"""Further arguments of TensorFlow Transform's vocabularies; see `accepts`. All are keyword-only, as in the original."""
 
 
 @accepts(**_OF_VOCABULARIES)
@@ -45,18 +45,18 @@ def compute_and_apply_vocabulary(
     Args:
         x: [batch, ...] strings or integers.
         default_value: The id of unknown tokens if `num_oov_buckets` is 0.
-        top_k: Most terms to keep; all by default.
-        frequency_threshold: Least number of occurrences of a term.
-        num_oov_buckets: Number of ids after the vocabulary's that unknown tokens are hashed to.
+        top_k: Maximum number of terms, the most frequent; by default, all are kept.
+        frequency_threshold: Minimum number of occurrences of a term; rarer tokens are left out.
+        num_oov_buckets: Number of further ids, after the vocabulary's, to which unknown tokens are hashed.
         vocab_filename: Name of the vocabulary; by default `vocab_` and a number.
 
     Returns:
-        Of x's shape, int64; ids by falling frequency, of equally frequent terms the greater first.
-        An empty string (missing) is out of vocabulary. A token that contains a line break is a
-        normal term: the file has one term per line and then holds it escaped.
+        A tensor of x's shape, int64. Id 0 is the most frequent term; equally frequent terms are in
+        descending byte order. An empty string (missing) is out of vocabulary. A token that contains a line
+        break is a normal term: the vocabulary's file, which has one term per line, holds it escaped.
 
     Raises:
-        ConfigError: an option is negative; the name is taken, or not a plain file name.
+        ConfigError: an option is negative; the name is used already, or is not a plain file name.
 
     Source: `tft.compute_and_apply_vocabulary`.
     """
@@ -113,11 +113,11 @@ def apply_vocabulary(
     Args:
         x: [batch, ...] strings or integers.
         deferred_vocab_filename_tensor: The result of `vocabulary`.
-        default_value: The id of tokens that it does not contain, unless `num_oov_buckets` is above 0.
-        num_oov_buckets: Buckets, above its ids, that other tokens are hashed into.
+        default_value: The id of unknown tokens if `num_oov_buckets` is 0.
+        num_oov_buckets: Number of further ids, after the vocabulary's, to which unknown tokens are hashed.
 
     Returns:
-        Of x's shape, int64.
+        A tensor of x's shape, int64.
 
     Source: `tft.apply_vocabulary`.
     """
@@ -155,7 +155,7 @@ def make_and_track_object(trackable_factory_callable: Callable[[], Any]) -> Any:
     """Create a table or another trackable once, so that it is saved with the graph.
 
     Args:
-        trackable_factory_callable: Creates it, e.g. a `tf.lookup.StaticHashTable`.
+        trackable_factory_callable: Function that creates and returns it, e.g. a `tf.lookup.StaticHashTable`.
 
     Source: `tft.make_and_track_object`.
     """
@@ -219,8 +219,8 @@ def _required_name(trace: Trace, name: str | None) -> str | None:
     is_plain = re.fullmatch(r"[A-Za-z0-9_-][A-Za-z0-9._-]{0,99}", name)
     if not is_plain or re.fullmatch(r"vocab_\d+", name):
         raise ConfigError(
-            "vocab_filename must be a plain file name (letters, digits, dot, dash, underscore), and "
-            "not `vocab_` with a number, which vocabularies without a name have",
+            "vocab_filename must be a plain file name (letters, digits, dot, dash, underscore), but "
+            "not `vocab_` with a number, which is the default name",
             got=name,
             fix="Give it the name of the column, for example.",
         )
@@ -228,6 +228,6 @@ def _required_name(trace: Trace, name: str | None) -> str | None:
         raise ConfigError(
             "vocab_filename must be unique within preprocessing_fn",
             got=name,
-            fix="Call vocabulary() once, and apply_vocabulary() as often as needed.",
+            fix="Call vocabulary() once, and apply_vocabulary() as many times as needed.",
         )
     return name

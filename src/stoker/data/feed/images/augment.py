@@ -1,8 +1,8 @@
 """Augmentation without state: a pure function of (seed, epoch, index).
 
-Geometry is a box and a flip for each image, which the decoder applies while it decodes. Color jitter is
-three factors for each image, which `image_feed.jitter_colors` applies to the uint8 batch inside the
-compiled step: one implementation for every engine, fused with the cast, and without CPU time on an
+For each image, a box and a flip are computed, which the decoder applies while it decodes; and three factors
+for color jitter, which `image_feed.jitter_colors` applies to the uint8 batch inside the compiled step. So color
+jitter does not depend on the decoding engine, is fused with the cast, and needs no CPU time if the step runs on an
 accelerator.
 """
 
@@ -21,13 +21,13 @@ from stoker.data.feed.order import mixed
 FloatArray = NDArray[np.float64]
 
 _TRIES = 10
-"""Number of boxes that are drawn for an image before its middle is used, as in torchvision."""
+"""Number of random boxes that are tried for an image before its middle is used, as in torchvision."""
 
 MAX_RATIO = 100
-"""Largest ratio of a box's sides."""
+"""Maximum ratio of a box's sides."""
 
 MIN_SCALE = 1e-4
-"""Smallest share of an image that a box may take: 1 pixel in 100 x 100."""
+"""Minimum share of an image's area that a box may have: 1 pixel in 100 x 100."""
 
 _COLORS = ("brightness", "contrast", "saturation")
 
@@ -40,22 +40,24 @@ class RandomResizedCrop:
     """
 
     scale: tuple[float, float] = (0.08, 1.0)
-    """Least and most of the image's area that the box takes."""
+    """Minimum and maximum area of the box, as a share of the image's area."""
 
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    """Least and most width per height of the box; its logarithm is drawn evenly."""
+    """Minimum and maximum width of the box divided by its height; the logarithm is distributed uniformly."""
 
     def __post_init__(self) -> None:
         low, high = self.scale
         if not MIN_SCALE <= low <= high <= 1:
             raise ConfigError(
-                f"train.augment.random_resized_crop.scale must rise within {MIN_SCALE} and 1",
+                "train.augment.random_resized_crop.scale must be a minimum and a maximum, both from "
+                f"{MIN_SCALE} to 1",
                 got=list(self.scale),
                 fix="Write for example `scale: [0.08, 1.0]`.",
             )
         if not 1 / MAX_RATIO <= self.ratio[0] <= self.ratio[1] <= MAX_RATIO:
             raise ConfigError(
-                "train.augment.random_resized_crop.ratio must rise, within 1/100 and 100",
+                "train.augment.random_resized_crop.ratio must be a minimum and a maximum, both from 1/100 "
+                "to 100",
                 got=list(self.ratio),
                 fix="Write for example `ratio: [0.75, 1.3333]`.",
             )
@@ -63,16 +65,16 @@ class RandomResizedCrop:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColorJitter:
-    """Brightness, contrast and saturation, each by a factor from [1 - x, 1 + x], in this order."""
+    """Change brightness, contrast and saturation, in this order, by random factors in [1 - x, 1 + x]."""
 
     brightness: float = 0.0
-    """x of the factor that scales every value."""
+    """x for the factor that multiplies every value."""
 
     contrast: float = 0.0
-    """x of the factor that scales each value's distance from the image's mean gray."""
+    """x for the factor that multiplies each value's distance from the image's mean gray."""
 
     saturation: float = 0.0
-    """x of the factor that scales each value's distance from its pixel's gray; needs color images."""
+    """x for the factor that multiplies each value's distance from its pixel's gray; needs color images."""
 
     def __post_init__(self) -> None:
         for name in _COLORS:
@@ -88,13 +90,13 @@ class AugmentConfig:
     """The `train.augment` section: augmentations of training images, in this order."""
 
     random_resized_crop: RandomResizedCrop | None = None
-    """None: the whole image, or its middle, according to `data.images.fit`."""
+    """Random box of each image. None: the whole image or its middle is used, according to `data.images.fit`."""
 
     flip: float = 0.0
     """Probability that an image is mirrored left and right, from 0 to 1."""
 
     color_jitter: ColorJitter | None = None
-    """None: colors are not changed."""
+    """Random color changes. None: colors are not changed."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.flip <= 1:
@@ -103,16 +105,16 @@ class AugmentConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Views:
-    """Which part of each image of a batch is used, and how."""
+    """The box of each image of a batch that is used, and whether it is mirrored."""
 
     boxes: NDArray[np.float32]
     """[batch, 4] left, top, width and height in pixels of the upright image; whole numbers."""
 
     flips: NDArray[np.bool_]
-    """[batch] mirrored left and right."""
+    """[batch] True: the image is mirrored left and right."""
 
     exact: bool
-    """Whether the pixels must equal what the exported graph makes of the same boxes."""
+    """Whether the pixels must equal what the exported graph computes for the same boxes."""
 
 
 def views_of(
@@ -124,13 +126,13 @@ def views_of(
     seed: int = 0,
     epoch: int = 0,
 ) -> Views:
-    """Return which part of each image training uses in one epoch, or evaluation and serving.
+    """Return the box and flip of each image: for training, those of one epoch.
 
     Args:
-        shape: How images are brought to one size.
+        shape: The shape that images are converted to.
         sizes: [batch, 2] height and width in pixels.
-        indices: [batch] each image's place in the split.
-        augment: The augmentations; None: as evaluation and serving, nothing is random.
+        indices: [batch] each image's index in the split.
+        augment: The augmentations for training; None: for evaluation and serving, where nothing is random.
         seed: The run's seed.
         epoch: The epoch, from 0.
 
@@ -148,7 +150,10 @@ def views_of(
 
 
 def _fixed_boxes(shape: ImageShape, sizes: FloatArray) -> NDArray[np.float32]:
-    """Return the whole images, or their middles; in whole numbers, to equal the graph's result."""
+    """Return boxes of the whole images, or of their middles.
+
+    They are computed in whole numbers, so that they equal the graph's boxes.
+    """
     if shape.fit == "stretch":
         return _boxes(np.zeros_like(sizes), sizes)
     heights, widths = sizes.astype(np.int64).T
@@ -164,7 +169,7 @@ def _fixed_boxes(shape: ImageShape, sizes: FloatArray) -> NDArray[np.float32]:
 def color_factors(
     config: ColorJitter, *, seed: int, epoch: int, indices: NDArray[np.int64]
 ) -> NDArray[np.float32]:
-    """Return brightness, contrast and saturation of each image in one epoch: [batch, 3] factors."""
+    """Return factors for brightness, contrast and saturation of each image in one epoch: [batch, 3]."""
     draws = _draws(seed, epoch, indices, 2 * _TRIES + 6)[:, -3:]
     reach = np.array([getattr(config, name) for name in _COLORS])
     return (1 + (2 * draws - 1) * reach).astype(np.float32)
@@ -173,7 +178,7 @@ def color_factors(
 def _random_boxes(
     config: RandomResizedCrop, draws: FloatArray, sizes: FloatArray
 ) -> NDArray[np.float32]:
-    """Return the first of ten drawn boxes that fits, else the largest centered one."""
+    """Return for each image the first of ten random boxes that fits, else the largest centered box."""
     heights, widths = sizes.T
     low, high = config.scale
     area = (heights * widths)[:, np.newaxis] * (low + (high - low) * draws[:, :_TRIES])
@@ -184,7 +189,7 @@ def _random_boxes(
     rows, first = np.arange(len(draws)), fits.argmax(axis=1)
     found = np.take_along_axis(fits, first[:, np.newaxis], axis=1)
     chosen = np.where(found, drawn[rows, first], _largest(config, sizes))
-    # Left is drawn before top.
+    # The random number for left comes before that for top.
     places = np.where(found, draws[:, 2 * _TRIES :][:, ::-1], 0.5)
     return _boxes(np.floor(places * (sizes - chosen + 1)), chosen)
 

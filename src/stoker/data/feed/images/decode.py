@@ -1,8 +1,8 @@
 """Types of the decoders: encoded images in files -> one uint8 batch, in one call without the GIL.
 
-`exact` batches equal the exported graph's result for the same bytes. The others are for training crops:
-only the box is decoded, a JPEG at the smallest scale that is large enough for the result, and images are
-smoothed when they become smaller (antialias).
+An `exact` batch equals the exported graph's result for the same bytes. Batches that are not exact are for
+random training crops: only the box is decoded, a JPEG at the smallest scale that is large enough for the
+result, and images are smoothed when they become smaller (antialias).
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ JOB = np.dtype(
 
 
 class Status(IntEnum):
-    """How a job ended; `enum status` in decode.c."""
+    """How a job ended; the same values as `enum status` in decode.c."""
 
     DONE = 0
     OTHER_FORMAT = 1
@@ -54,13 +54,13 @@ class Status(IntEnum):
 
 
 REASONS = {
-    Status.CUT: "the file ends before it, or cannot be read",
-    Status.DAMAGED: "other bytes: the CRC32C that ingest wrote down does not hold",
-    Status.BROKEN: "bytes that no decoder takes",
-    Status.OTHER_SIZE: "an image of another size than ingest found",
-    Status.NO_MEMORY: "too little memory for it",
+    Status.CUT: "a file that ends before the image does, or cannot be read",
+    Status.DAMAGED: "changed bytes: their CRC32C is not the one that ingest wrote down",
+    Status.BROKEN: "bytes that no decoder can decode",
+    Status.OTHER_SIZE: "an image of a different size than ingest found",
+    Status.NO_MEMORY: "too little memory for the image",
 }
-"""Status -> what the error says was received."""
+"""Status -> what was received, for the error message."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,37 +68,37 @@ class Target:
     """Size and form of every decoded image of a batch."""
 
     height: int
-    """Pixels."""
+    """Height, pixels."""
 
     width: int
-    """Pixels."""
+    """Width, pixels."""
 
     channels: int
     """1 (gray) or 3 (RGB)."""
 
     exact: bool
-    """Whether it must equal the exported graph's result."""
+    """Whether the batch must equal the exported graph's result."""
 
     antialias: bool
     """Whether images are smoothed when they become smaller, as by `tf.image.resize`."""
 
 
 DecodeWhole = Callable[[bytes, int], NDArray[np.uint8]]
-"""Encoded bytes and channels -> [height, width, channels], upright, by the exported graph's operations.
-It decodes formats for which an engine has no decoder, and raises ValueError if it cannot."""
+"""Function that decodes an image as the exported graph does: encoded bytes, channels -> [height, width,
+channels], upright. Used for formats that an engine cannot decode; raises ValueError if it fails, too."""
 
 
 class Engine(Protocol):
-    """A way to decode a batch."""
+    """A decoder of batches."""
 
     name: str
-    """native or opencv."""
+    """`native` or `opencv`."""
 
     def decode(self, jobs: NDArray[np.void], target: Target) -> NDArray[np.uint8]:
         """Decode a batch, and set each job's `status`.
 
         Args:
-            jobs: [batch] `JOB`, their files open.
+            jobs: [batch] `JOB`; the files must be open.
             target: Size and form of the result.
 
         Returns:
@@ -107,9 +107,9 @@ class Engine(Protocol):
 
 
 def empty_batch(images: int, target: Target) -> NDArray[np.uint8]:
-    """Allocate a batch, aligned so that TensorFlow uses it without a copy.
+    """Allocate a batch whose memory is aligned, so that TensorFlow uses it without a copy.
 
-    Source: TensorFlow, python/lib/core/py_func.cc, which asks for Eigen's alignment.
+    Source: TensorFlow, python/lib/core/py_func.cc, which requires Eigen's alignment.
     """
     shape = (images, target.height, target.width, target.channels)
     size = math.prod(shape)
@@ -122,10 +122,10 @@ _ALIGNMENT_BYTES = 64
 
 
 def read_job(job: np.void) -> bytes | Status:
-    """Return the bytes of one image, or why they cannot be used."""
+    """Return the bytes of one image, or the status that says why they cannot be used."""
     length = int(job["length"])
     if job["data"]:
-        # Already in memory, owned by the caller.
+        # The bytes are already in memory, which belongs to the caller.
         return ctypes.string_at(int(job["data"]), length)
     try:
         data = os.pread(int(job["file"]), length, int(job["offset"]))

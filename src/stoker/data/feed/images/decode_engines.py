@@ -1,4 +1,4 @@
-"""The decoder in Python, and the choice of a decoder for this machine."""
+"""The decoder that is written in Python, and the choice of a decoder for this machine."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from stoker.data.sources.images.headers import TRANSPOSED
 
 
 class OpenCvEngine:
-    """Exact batches by TensorFlow's own operations, training crops by simplejpeg and OpenCV."""
+    """Decoder in Python: TensorFlow's operations for exact batches, simplejpeg and OpenCV for random crops."""
 
     name = "opencv"
 
     def __init__(self, decode_whole: DecodeWhole, *, threads: int) -> None:
-        """Start the threads."""
+        """Create the thread pool."""
         cv2.setNumThreads(1)  # its threads would compete with ours
         self._decode_whole = decode_whole
         self._pool = ThreadPoolExecutor(threads, thread_name_prefix="decode")
@@ -65,7 +65,7 @@ class OpenCvEngine:
     def _decoded(
         self, data: bytes, job: np.void, target: Target
     ) -> tuple[NDArray[np.uint8] | None, float]:
-        """Return upright pixels and their scale; None if the size is not the ingested one."""
+        """Return upright pixels and their scale; None for pixels of a different size than ingest found."""
         scale = 1.0
         if is_raw(data):
             image = raw_pixels(data)
@@ -84,7 +84,7 @@ def _is_rgb_or_gray(data: bytes) -> bool:
 
 
 def _decode_scaled(data: bytes, job: np.void, target: Target) -> tuple[NDArray[np.uint8], float]:
-    """Decode a JPEG at the smallest scale at which the box has no fewer pixels than the result."""
+    """Decode a JPEG at the smallest scale at which the box is still as large as the result."""
     shrink = min(job["box_height"] / target.height, job["box_width"] / target.width)
     scale = next((s for s in (0.125, 0.25, 0.5) if shrink * s >= 1), 1.0)
     height, width = (int(np.ceil(job[name] * scale)) for name in ("height", "width"))
@@ -103,7 +103,7 @@ def _decode_scaled(data: bytes, job: np.void, target: Target) -> tuple[NDArray[n
 def _crop_and_resize(
     image: NDArray[np.uint8], job: np.void, target: Target, scale: float
 ) -> NDArray[np.uint8]:
-    """Return the box at the target's size."""
+    """Return the job's box of the image, resized to the target's size."""
     left, top = (int(job[name] * scale) for name in ("x", "y"))
     right = int(np.ceil((job["x"] + job["box_width"]) * scale))
     bottom = int(np.ceil((job["y"] + job["box_height"]) * scale))
@@ -112,7 +112,7 @@ def _crop_and_resize(
     if target.exact:
         resized = tf.image.resize(box, size, antialias=target.antialias)
         return np.asarray(tf.cast(tf.clip_by_value(tf.round(resized), 0, 255), tf.uint8))
-    # Below 2, the scaled decode has already smoothed enough; INTER_AREA costs 0.9 ms.
+    # If it shrinks by less than 2, the scaled decode has smoothed enough; INTER_AREA would cost 0.9 ms.
     shrink = min(box.shape[0] / target.height, box.shape[1] / target.width)
     how = cv2.INTER_AREA if shrink >= 2 else cv2.INTER_LINEAR
     made = cv2.resize(np.ascontiguousarray(box), size[::-1], interpolation=how)
@@ -129,11 +129,11 @@ def choose_engine(
 
     Args:
         decode_whole: The exported graph's decoder.
-        prefer: auto: native if it can be built and agrees with the reference, else opencv.
-        threads: Number of decoding threads; None: as many as cores.
+        prefer: The engine; `auto`: native if it can be built and passes its check, else opencv.
+        threads: Number of decoding threads; None: the number of cores.
 
     Raises:
-        NotBuilt: `prefer` is native, which cannot be built.
+        NotBuilt: `prefer` is `native`, and the native engine cannot be built or fails its check.
     """
     threads = threads or usable_cores()
     if prefer == "opencv":
@@ -149,4 +149,6 @@ def choose_engine(
 
 @functools.cache
 def _warn_once(reason: str) -> None:
-    _LOG.warning("images are decoded by OpenCV, which takes more CPU than Stoker's own: %s", reason)
+    _LOG.warning(
+        "images are decoded by OpenCV, which takes more CPU time than Stoker's decoder: %s", reason
+    )

@@ -1,4 +1,4 @@
-"""The decoder in C, compiled on this machine: one call decodes a batch in its own threads."""
+"""The decoder that is written in C and compiled on this machine: one call decodes a batch in several threads."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker.data.ingest.image_store import raw_bytes
 
 
 class _Output(ctypes.Structure):
-    """`struct output` in decode.c."""
+    """The result's size and form, with the fields of `struct output` in decode.c."""
 
     _fields_ = (
         ("pixels", ctypes.c_void_p),
@@ -39,7 +39,7 @@ class _Output(ctypes.Structure):
 
 
 class NativeEngine:
-    """JPEG and raw pixels in C; the exported graph's decoder for the rest, resized in C."""
+    """Decoder in C for JPEG and raw pixels. Other formats are decoded by the exported graph, and resized in C."""
 
     name = "native"
 
@@ -47,7 +47,7 @@ class NativeEngine:
         """Load the library; build it if it is missing.
 
         Raises:
-            NotBuilt: it cannot be built, or does not agree with the reference.
+            NotBuilt: the library cannot be built, or fails its check on a small image.
         """
         self._decode_whole = decode_whole
         self._threads = threads
@@ -108,7 +108,7 @@ def _call(jobs: NDArray[np.void], target: Target, *, threads: int) -> NDArray[np
 
 @functools.cache
 def _check_library() -> None:
-    """Check the library on a small JPEG: decoded as libjpeg decodes it, and resized.
+    """Check that the library decodes a small JPEG as libjpeg does, and resizes it correctly.
 
     Raises:
         NotBuilt: a result is wrong.
@@ -136,7 +136,7 @@ def _check_library() -> None:
         pixels = _call(job, target, threads=1)
         if job["status"][0] != Status.DONE or not np.array_equal(pixels[0], wanted):
             raise NotBuilt("the compiled decoder does not decode a small JPEG as libjpeg does")
-        # Half a pixel to the right each pixel is the mean of two.
+        # In a box that is moved by half a pixel, each pixel is the mean of two.
         job["x"], job["box_width"] = 0.5, width - 1
         between = _call(job, replace(target, width=width - 1), threads=1)
     means = np.rint((wanted[:, :-1].astype(np.float32) + wanted[:, 1:]) / 2)
@@ -145,14 +145,14 @@ def _check_library() -> None:
 
 
 SOURCE = Path(__file__).with_name("decode.c")
-"""Our own code, with libjpeg-turbo's header as all that it needs."""
+"""Source of the decoder; to compile it, only libjpeg-turbo and its header are needed."""
 
 
 @functools.cache
 def load_library() -> ctypes.CDLL:
-    """The compiled decoder.
+    """Load the compiled decoder, and compile it first if necessary.
 
     Raises:
-        NotBuilt: the compiler or libjpeg is missing, or the result cannot be stored.
+        NotBuilt: the compiler or libjpeg is missing, or the compiled file cannot be stored.
     """
     return load_compiled(SOURCE, "-ljpeg", "-lpthread", "-lm")

@@ -1,4 +1,4 @@
-"""Batches of records with images: one Python call per batch decodes them, the rest runs in the step."""
+"""Batches of records with images: one Python call per batch decodes them; color jitter runs in the step."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ from stoker.data.feed.order import shuffled_indices
 from stoker.data.feed.stages import StageWork
 
 Reference = Callable[[list[bytes]], NDArray[np.uint8]]
-"""Encoded images -> [batch, height, width, channels], by the exported graph."""
+"""Encoded images -> [batch, height, width, channels], decoded by the exported graph."""
 
 PARALLEL_CALLS = 2
-"""Batches that are read at once. Each uses every core; the second keeps them busy while the last
-images of the first are decoded and passed on."""
+"""Number of batches that are read at the same time. Each uses every core; the second keeps the cores busy while
+the last images of the first are decoded and passed on."""
 
 
 class ImageFeed:
-    """The batches of one image column: augmented, or as evaluation sees them."""
+    """The batches of one image column, for training or for evaluation."""
 
     def __init__(
         self,
@@ -42,14 +42,14 @@ class ImageFeed:
         seed: int = 0,
         reference: Reference | None = None,
     ) -> None:
-        """Read nothing yet.
+        """Keep the settings; nothing is read yet.
 
         Args:
             images: The column.
             augment: Augmentation of the images; None: images as evaluation and serving see them.
             seed: The run's seed.
-            reference: Decoder of images that are not augmented; None: the split's own engine, which
-                must agree with the exported graph.
+            reference: Decoder of images that are not augmented; None: the engine of `images`, which must
+                agree with the exported graph.
         """
         self.failure: DataError | None = None
         self._images = images
@@ -59,7 +59,7 @@ class ImageFeed:
 
     @property
     def augments(self) -> bool:
-        """Whether an image differs from epoch to epoch."""
+        """Whether images are augmented, and so differ from epoch to epoch."""
         return self._augment is not None
 
     def read(self, rows: tf.Tensor, epoch: tf.Tensor) -> dict[str, tf.Tensor]:
@@ -68,12 +68,12 @@ class ImageFeed:
         If a shard is damaged, the pipeline fails and `failure` holds the error.
 
         Args:
-            rows: [batch] int64, rows of the split.
+            rows: [batch] int64, row numbers of the split.
             epoch: Scalar int64, from 0.
 
         Returns:
-            The argument of `finish`: `pixels`, [batch, height, width, channels] uint8, and with color
-            jitter `colors`, [batch, 3] float32.
+            The argument of `finish`: `pixels`, [batch, height, width, channels] uint8; with color jitter
+            also `colors`, [batch, 3] float32.
         """
         shape = self._images.shape
         found = tf.numpy_function(self._read, [rows, epoch], tf.uint8, stateful=False)
@@ -100,7 +100,7 @@ class ImageFeed:
         return jitter_colors(batch["pixels"], batch["colors"])
 
     def gather(self, rows: NDArray[np.int64], *, epoch: int) -> NDArray[np.uint8]:
-        """Return the same batch without a pipeline, before color jitter.
+        """Read one batch directly, not in a pipeline; return its pixels before color jitter.
 
         Raises:
             DataError: a shard is damaged.
@@ -110,11 +110,11 @@ class ImageFeed:
         return self._images.pixels(rows, augment=self._augment, seed=self._seed, epoch=epoch)
 
     def stages(self, name: str, *, rows: NDArray[np.int64], threads: int) -> Iterator[StageWork]:
-        """Return how images of some rows are made in the first epoch; see `measure_stages`.
+        """Return the work to read and decode some rows' images, for `measure_stages`; epoch 0.
 
         Args:
             name: Name of the column.
-            rows: [batch] rows of the split.
+            rows: [batch] row numbers of the split.
             threads: Number of threads of the decoder.
         """
         images, encoded = self._images, list[bytes]()
@@ -158,10 +158,10 @@ def jitter_colors(images: tf.Tensor, factors: tf.Tensor) -> tf.Tensor:
         factors: [batch, 3] float32, from `color_factors`.
 
     Returns:
-        The same shape, uint8, rounded once at the end.
+        A tensor of the same shape, uint8; values are rounded only once, at the end.
 
-    Source: torchvision `adjust_brightness`, `adjust_contrast`, `adjust_saturation`, whose gray is
-    ITU-R BT.601's.
+    Source: torchvision `adjust_brightness`, `adjust_contrast`, `adjust_saturation`; gray as in ITU-R
+    BT.601.
     """
     brightness, contrast, saturation = (
         factors[:, place, tf.newaxis, tf.newaxis, tf.newaxis] for place in range(3)
@@ -186,10 +186,7 @@ def _clipped(pixels: tf.Tensor) -> tf.Tensor:
 
 
 class ImageRows:
-    """Raw columns of records with images.
-
-    All columns but the images are in memory.
-    """
+    """Raw columns of records with images. All columns but the images are kept in memory."""
 
     whole_calls = False
 
@@ -203,18 +200,18 @@ class ImageRows:
         evaluation: Mapping[str, ImageFeed],
         config: FeedConfig = AS_IT_IS,
     ) -> None:
-        """Read the other columns.
+        """Read all columns but the images into memory.
 
         Args:
             dataset: The ingested dataset.
-            split: Its name.
+            split: Name of the split.
             columns: The columns to read.
-            training: Image column -> how `shuffled` reads it.
-            evaluation: Image column -> how `in_order` reads it.
-            config: Number of batches that are made at once, and of threads for each.
+            training: Image column -> the feed from which `shuffled` reads it.
+            evaluation: Image column -> the feed from which `in_order` reads it.
+            config: Number of batches that are made at the same time, and number of threads.
 
         Raises:
-            DataError: a shard is missing, cut or damaged.
+            DataError: a shard is missing, truncated or damaged.
         """
         self._columns = [column for column in columns if column.dtype != "image"]
         self.rows = dataset.rows(split)
@@ -254,7 +251,7 @@ class ImageRows:
             yield self._read(rows.map(plain(lambda indices: (indices, epoch))), self._evaluation)
 
     def stages(self, *, batch_size: int, samples: int, seed: int) -> Iterator[StageWork]:
-        """Return how a batch is made; see `measure_stages`."""
+        """Return the work to make a batch, stage by stage, for `measure_stages`."""
         rows = self.order(seed=seed)(0, 0, min(samples, self.rows))
         for name, feed in self._training.items():
             yield from feed.stages(name, rows=rows, threads=self._threads)
@@ -275,7 +272,7 @@ class ImageRows:
         )
 
     def _repeated_batch(self, rows: NDArray[np.int64]) -> tf.data.Dataset[Any]:
-        """Return a dataset that repeats a finished batch, to measure only the time to pass it on."""
+        """Return a dataset that repeats a finished batch, so that only the time to pass it on is measured."""
         ready = [feed.gather(rows, epoch=0) for feed in self._training.values()]
         ready += self._gather_columns(rows)
         dtypes: list[Any] = [array.dtype for array in ready[: len(self._training)]]
@@ -315,7 +312,7 @@ class ImageRows:
 
 
 TIMED_BATCHES = 64
-"""Batches that are passed on in one measurement."""
+"""Number of batches that are passed on in one measurement."""
 
 
 def _consume(batches: tf.data.Dataset[Any]) -> None:
@@ -325,7 +322,7 @@ def _consume(batches: tf.data.Dataset[Any]) -> None:
 
 @contextmanager
 def _raises_reader_error(images: Mapping[str, ImageFeed]) -> Iterator[None]:
-    """Raise the reader's own error instead of TensorFlow's."""
+    """If TensorFlow reports an error of a reader, raise the reader's own error instead."""
     try:
         yield
     except tf.errors.OpError as error:
@@ -336,14 +333,14 @@ def _raises_reader_error(images: Mapping[str, ImageFeed]) -> Iterator[None]:
 
 
 def _row_getter(column: Column, table: pa.Table) -> Callable[[NDArray[np.int64]], NDArray[Any]]:
-    """Return a function that takes rows of a column; strings stay in Arrow's compact form until then."""
+    """Return a function from row numbers to values of a column; strings are kept in Arrow's compact form."""
     values = table.column(column.name).combine_chunks()
     if column.is_ragged:
-        # Padded to the longest list of a batch, not of the split.
+        # `to_numpy` pads to the longest list of the batch, not of the split.
         return lambda indices: to_numpy(column, values.take(pa.array(indices)))
     if column.dtype != "string" or column.length is not None:
         numbers = to_numpy(column, values)
         return lambda indices: numbers[indices]
-    # 64-bit offsets: `take` on a column above 2 GiB overflows 32-bit ones.
+    # With 32-bit offsets, `take` overflows on a column above 2 GiB.
     wide = values.cast(pa.large_string())
     return lambda indices: to_numpy(column, wide.take(pa.array(indices)))

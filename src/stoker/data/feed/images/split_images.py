@@ -1,6 +1,6 @@
-"""The images of one split: any rows at any time, checked and decoded.
+"""Read, check and decode the images of any rows of a split.
 
-Only the offset of each image is kept in memory.
+Only each image's position and size are kept in memory.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from stoker.data.feed.images.augment import AugmentConfig, Views, views_of
 from stoker.data.feed.images.decode import JOB, REASONS, Engine, Status, Target, read_job
 from stoker.data.ingest.image_index import read_image_index
 
-_FIX = "Run `stoker ingest` again: that makes the shard again from the source."
+_FIX = "Run `stoker ingest` again; it writes the shard again from the source."
 
 
 class ImageSplit:
-    """One image column of one split, read at random.
+    """One image column of one split; rows can be read in any order.
 
-    A shard is open only while a batch reads from it, so there may be any number of shards, and a shard
-    that was replaced or cut meanwhile is noticed.
+    A shard is open only while a batch is read from it. So there may be any number of shards, and a shard that
+    was replaced or truncated since the last batch is noticed.
     """
 
     def __init__(self, dataset: Dataset, split: str, *, column: Column, engine: Engine) -> None:
-        """Check each shard's length and index; the images are checked one by one as they are read.
+        """Check each shard's length and index; the images themselves are checked when they are read.
 
         Args:
             dataset: The ingested dataset; `dataset.image` is the size of its images.
@@ -39,7 +39,7 @@ class ImageSplit:
             engine: The decoder.
 
         Raises:
-            DataError: a shard is missing or cut, or an index is damaged.
+            DataError: a shard is missing or truncated, or an index is damaged.
         """
         if dataset.image is None:
             raise DataError(f"column {column.name!r} must hold images", got=Plain(column.dtype))
@@ -72,12 +72,12 @@ class ImageSplit:
         seed: int = 0,
         epoch: int = 0,
     ) -> NDArray[np.uint8]:
-        """Decode rows as training uses them in one epoch, colors unchanged, or as evaluation does.
+        """Decode the images of rows, for one epoch of training or for evaluation; without color jitter.
 
         Args:
-            indices: [batch] rows of the split.
-            augment: The augmentations; None: as evaluation and serving, equal to what the exported
-                graph makes.
+            indices: [batch] row numbers of the split.
+            augment: The augmentations for training; None: the images equal those of the exported graph, as
+                evaluation needs them.
             seed: The run's seed.
             epoch: The epoch, from 0.
 
@@ -85,7 +85,7 @@ class ImageSplit:
             [batch, height, width, channels].
 
         Raises:
-            DataError: a shard changed, or an image is damaged; names shard and row.
+            DataError: a shard was changed, or an image is damaged; the error names shard and row.
         """
         return self.viewed(indices, self.views(indices, augment=augment, seed=seed, epoch=epoch))
 
@@ -97,16 +97,16 @@ class ImageSplit:
         seed: int = 0,
         epoch: int = 0,
     ) -> Views:
-        """Return which part of each row is used, and how; see `pixels`."""
+        """Return the box and flip of each row's image; for the arguments see `pixels`."""
         chosen = self._index[indices]
         sizes = np.stack([chosen["height"], chosen["width"]], axis=1).astype(np.float64)
         return views_of(self.shape, sizes, indices=indices, augment=augment, seed=seed, epoch=epoch)
 
     def encoded(self, indices: NDArray[np.int64]) -> list[bytes]:
-        """Return the stored bytes of rows.
+        """Return the stored bytes of rows' images.
 
         Raises:
-            DataError: as `pixels`.
+            DataError: as in `pixels`.
         """
         with self._prepared(indices) as jobs:
             found = [read_job(job) for job in jobs]
@@ -114,14 +114,14 @@ class ImageSplit:
         return [one for one in found if isinstance(one, bytes)]
 
     def viewed(self, indices: NDArray[np.int64], views: Views) -> NDArray[np.uint8]:
-        """Decode the given part of each row."""
+        """Decode the given box of each row's image."""
         with self._prepared(indices, views) as jobs:
             return self._engine.decode(jobs, self._target(exact=views.exact))
 
     def decoded(
         self, encoded: Sequence[bytes], indices: NDArray[np.int64], views: Views
     ) -> NDArray[np.uint8]:
-        """As `viewed`, of bytes that `encoded` has read."""
+        """Do what `viewed` does, with bytes that `encoded` has read."""
         held = [np.frombuffer(data, np.uint8) for data in encoded]
         jobs = self._jobs(indices, views)
         jobs["data"] = [data.ctypes.data for data in held]
@@ -140,14 +140,14 @@ class ImageSplit:
         )
 
     def _places(self, indices: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return [batch] the shard of each row."""
+        """Return the index of each row's shard: [batch]."""
         return np.searchsorted(self._first, indices, side="right") - 1
 
     @contextlib.contextmanager
     def _prepared(
         self, indices: NDArray[np.int64], views: Views | None = None
     ) -> Iterator[NDArray[np.void]]:
-        """Open the files of a batch's jobs, and check how the jobs ended."""
+        """Open the files that a batch's jobs need; after the block, raise an error for jobs that failed."""
         places = self._places(indices)
         jobs = self._jobs(indices, views)
         with contextlib.ExitStack() as files:
@@ -196,9 +196,9 @@ class ImageSplit:
             return
         place = int(places[bad[0]])
         row = int(indices[bad[0]] - self._first[place]) + 1
-        more = f" (and {len(bad) - 1} more of this batch)" if len(bad) > 1 else ""
+        more = f" (and {len(bad) - 1} more in this batch)" if len(bad) > 1 else ""
         raise DataError(
-            f"image {row} of shard {self._paths[place]} must be what ingest wrote{more}",
+            f"image {row} of shard {self._paths[place]} must be as ingest wrote it{more}",
             got=Plain(REASONS[Status(int(jobs["status"][bad[0]]))]),
             fix=_FIX,
         )

@@ -21,44 +21,44 @@ from stoker.core.files import read_json, remove
 from stoker.data.feed.service.server import ServerConfig
 
 START_S = 120.0
-"""Longest start of a process; importing TensorFlow takes about 5 s."""
+"""Maximum time that a process may take to start, seconds; importing TensorFlow takes about 5 s."""
 
 END_S = 10.0
-"""Longest wait for a process to end before it is killed."""
+"""Time that a process has to end before it is killed, seconds."""
 
 POLL_S = 0.2
-"""Pause between checks of the processes."""
+"""Pause between checks of the processes, seconds."""
 
 MAX_DEATHS = 5
-"""Most deaths within `DEATHS_S`; after more, the cause is considered permanent."""
+"""Maximum number of deaths within `DEATHS_S`; with more, the cause is considered permanent."""
 
 DEATHS_S = 120.0
-"""See `MAX_DEATHS`."""
+"""Time over which deaths are counted, seconds."""
 
 Log = Callable[[str], None]
-"""Receives one line of text."""
+"""Function that is called with each line of text to log."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupConfig:
-    """The part of the service on one machine."""
+    """Settings of the service's processes on one machine."""
 
     host: str = "127.0.0.1"
-    """Address of these processes for others. Only 127.0.0.1 limits them to this machine: otherwise
-    TensorFlow listens on every address."""
+    """Address at which other processes reach these processes. Only 127.0.0.1 limits them to this machine: with
+    any other address, TensorFlow listens on every address."""
 
     port: int = 5050
-    """The dispatcher's port; 0: any free one."""
+    """The dispatcher's port; 0: any free port."""
 
     workers: int = 1
     """Number of workers."""
 
     worker_port: int = 0
-    """The first worker's port, the others follow; 0: any free ones. A machine that may restart needs fixed
-    ports: a worker continues its epoch only at its old address."""
+    """The first worker's port; the other workers get the next ports. 0: any free ports. A machine that may
+    restart needs fixed ports: a worker can continue an epoch only at its old address."""
 
     dispatcher: str | None = None
-    """`host:port` of a dispatcher elsewhere; None: start one here."""
+    """`host:port` of a dispatcher on another machine; None: a dispatcher is started here."""
 
     work_dir: Path
     """Folder of the dispatcher's journal."""
@@ -66,7 +66,7 @@ class GroupConfig:
     def __post_init__(self) -> None:
         if self.workers < (self.dispatcher is not None):
             raise ConfigError(
-                "--workers must be at least 1 with --dispatcher, else at least 0",
+                "--workers must be at least 1 with --dispatcher, and at least 0 without it",
                 got=self.workers,
             )
         for name, port in (("port", self.port), ("worker-port", self.worker_port)):
@@ -79,26 +79,26 @@ class Ready:
     """Addresses of the running service."""
 
     address: str
-    """`grpc://host:port` of the dispatcher, as `data.service.address` takes it."""
+    """`grpc://host:port` of the dispatcher, in the form of the setting `data.service.address`."""
 
     workers: tuple[str, ...]
-    """`host:port` of each worker started here."""
+    """`host:port` of each worker that was started here."""
 
     pids: dict[str, int]
-    """Process -> its process id."""
+    """Name of a process (`dispatcher`, `worker 1`) -> its process id."""
 
 
 class Member:
-    """One process of the group. A line on its input configures it; closing its input ends it."""
+    """One process of the group. It gets its configuration as a line on its input; closing its input ends it."""
 
     def __init__(self, name: str, folder: Path, log: Log) -> None:
         """Start the process; it imports TensorFlow and waits for its configuration.
 
         Args:
-            name: For messages.
-            folder: Folder of its ready file.
-            log: Receives the lines that it prints once it is ready; earlier lines are shown only if it
-                does not start.
+            name: Name for messages.
+            folder: Folder in which the process writes its ready file.
+            log: Called with each line that the process prints once it is ready; earlier lines are shown
+                only if it does not start.
         """
         self.name, self._log = name, log
         self._ready_file = folder / f"{name}.json"
@@ -107,12 +107,12 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """Its process id."""
+        """The process id."""
         return self._child.pid
 
     @property
     def address(self) -> str:
-        """`host:port`, once it is ready."""
+        """`host:port` of the process; call it only when the process is ready."""
         assert self._config is not None
         return f"{self._config.host}:{self._config.port}"
 
@@ -126,10 +126,10 @@ class Member:
             raise self._start_error() from None
 
     def wait_until_ready(self) -> None:
-        """Wait until it can be reached.
+        """Wait until the process can be reached.
 
         Raises:
-            UserError: it ended, or took too long; the message contains its last line.
+            UserError: the process ended, or took too long; the message contains its last line.
         """
         assert self._config is not None
         if not self._child.wait_until_ready(START_S):
@@ -141,7 +141,7 @@ class Member:
         return self._child.code is not None
 
     def restart(self) -> None:
-        """Start the same process on the same port, under a new id."""
+        """Start the process again with the same settings and port; its process id is new."""
         assert self._config is not None
         self._lines.drain()
         self._start()
@@ -149,18 +149,18 @@ class Member:
         self.wait_until_ready()
 
     def close_input(self) -> None:
-        """Close its input, which ends it."""
+        """Close the input of the process, which ends it."""
         self._child.close_input()
 
     def end(self) -> None:
-        """Wait for its end, and kill it if it takes too long."""
+        """Wait until the process has ended; kill it if that takes too long."""
         self._child.end(END_S)
 
     def _start(self) -> None:
         self._child = Child(
             self.name,
             [sys.executable, "-m", "stoker.data.feed.service.server"],
-            # A worker decodes on the CPU and must not use the GPU's memory.
+            # The processes use only the CPU, and must not take memory of the GPU.
             ProcessOptions(
                 environ={"TF_CPP_MIN_LOG_LEVEL": "1"} | os.environ | {"CUDA_VISIBLE_DEVICES": "-1"},
                 stdin=subprocess.PIPE,
@@ -189,14 +189,14 @@ class Member:
 
 
 class Group:
-    """The processes of one machine; use it as a context manager, which ends them all."""
+    """The service's processes on one machine. Use it as a context manager, which ends all of them."""
 
     def __init__(self, config: GroupConfig, log: Log) -> None:
         """Start the processes and wait until each can be reached.
 
         Raises:
             BusyError: a port is in use.
-            UserError: a process does not start; none is left behind.
+            UserError: a process does not start; the other processes are ended.
         """
         self._log = log
         self._deaths: list[float] = []
@@ -206,7 +206,7 @@ class Group:
                 raise BusyError(
                     f"port {port} must be free for the tf.data service",
                     got=Plain(why),
-                    fix="Give another --port or --worker-port, or 0 for any free one.",
+                    fix="Set a different --port or --worker-port, or 0 for any free port.",
                 )
         self._folder = Path(tempfile.mkdtemp(prefix="stoker-data-service-"))
         self._members: list[Member] = []
@@ -222,28 +222,28 @@ class Group:
             raise
 
     def __enter__(self) -> Self:
-        """Return the group, whose processes already run."""
+        """Return the group; its processes run already."""
         return self
 
     def __exit__(self, *_: object) -> None:
-        """End them all."""
+        """End all processes."""
         self.end()
 
     def watch(self, stopped: threading.Event) -> None:
-        """Restart processes that die, on their own ports, until `stopped` is set.
+        """Restart processes that die, on the same ports, until `stopped` is set.
 
-        A dispatcher continues from its journal. A worker starts from the beginning: records that it was
-        reading are lost for the current epoch.
+        A dispatcher continues from its journal. A worker loses its state: the records that it was reading are
+        lost for the current epoch.
 
         Raises:
-            UserError: processes keep dying, or one does not start again.
+            UserError: processes keep dying, or a process does not start again.
         """
         while not stopped.wait(POLL_S):
             for member in self._members:
                 if member.has_ended() and not stopped.is_set():
                     self._count_death(member)
                     member.restart()
-                    self._log(f"{member.name} is back at {member.address}")
+                    self._log(f"{member.name} is running again at {member.address}")
 
     def end(self) -> None:
         """End every process, and wait until they are gone."""
@@ -288,8 +288,8 @@ class Group:
             raise UserError(
                 f"processes of the tf.data service must not die more than {MAX_DEATHS} times in "
                 f"{DEATHS_S:g} s",
-                got=Plain(f"{len(self._deaths)} deaths, the last that of {member.name}"),
-                fix="Look at the lines above; memory may be short.",
+                got=Plain(f"{len(self._deaths)} deaths, most recently of {member.name}"),
+                fix="Look for the cause in the lines above, for example too little memory.",
             )
 
 

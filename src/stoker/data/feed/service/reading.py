@@ -1,4 +1,4 @@
-"""Read training batches from a tf.data service: every record once per epoch, in any order."""
+"""Read training batches from a tf.data service: every record once per epoch, in no fixed order."""
 
 from __future__ import annotations
 
@@ -21,34 +21,35 @@ from stoker.data.sources.config import ServiceConfig, split_address
 from stoker.internals.tensorflow_internals import python_function
 
 NO_PROMISE = (
-    "the tf.data service promises no order and no resume: each record comes once an epoch, "
-    "and those that a killed worker was reading are lost for that epoch (a killed dispatcher: at most one "
-    "file of the copy for each worker)"
+    "with the tf.data service, the order of records is not fixed, and an epoch cannot be resumed. Each "
+    "record is read once per epoch, but records that a killed worker was reading are lost for that epoch "
+    "(if the dispatcher is killed: at most one file of the copy per worker)"
 )
-"""Logged once, when training begins to read from a service."""
+"""Warning that is logged when training begins to read from a service."""
 
 PREFETCHED = 8
-"""Batches that are made ahead of the step."""
+"""Number of batches that are prefetched for the step."""
 
 FILES_AT_ONCE = 4
-"""Files that a worker reads at once: more mix better, but more are lost with a killed worker."""
+"""Number of files that a worker reads at the same time. With more files, records are mixed better, but more
+records are lost if the worker is killed."""
 
 SHUFFLED_BYTES = 128 << 20
-"""Most bytes of encoded records in a worker's shuffle buffer."""
+"""Maximum size of the encoded records in a worker's shuffle buffer."""
 
 SHUFFLED_ROWS = 1 << 14
-"""Most records in a worker's shuffle buffer."""
+"""Maximum number of records in a worker's shuffle buffer."""
 
 SHUFFLED_SHARE = 32
-"""A worker's shuffle buffer holds at most one of so many records of the split, because they are lost if
-the worker is killed, and each file is already a fair sample."""
+"""A worker's shuffle buffer holds at most the split's records divided by this number, because the buffer is
+lost if the worker is killed. A small buffer is enough: each file is already a random sample of the split."""
 
 ORDERS = 32
-"""Number of different orders, which then repeat. Each is registered at the dispatcher, together with the
-transform's vocabularies."""
+"""Number of different orders; after this many epochs they repeat. Each order is registered at the dispatcher,
+together with the transform's vocabularies."""
 
 CHECK_WORKERS_S = 15.0
-"""Seconds between checks for silent workers; a killed one restarts sooner."""
+"""Seconds between checks for workers that do not answer; a killed worker is restarted sooner than that."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -56,11 +57,11 @@ _LOG = logging.getLogger(__name__)
 def distributed(dataset: tf.data.Dataset[Any], service: ServiceConfig) -> tf.data.Dataset[Any]:
     """Run a pipeline of TensorFlow's own operations on a service's workers.
 
-    Elements of the first operation (for example file names) go one by one to the next free worker; the
-    results come in any order, each once.
+    Each element of the pipeline's first operation (for example a file name) goes to the next free worker.
+    Every result is returned once, in no fixed order.
 
     Raises:
-        ConfigError: the pipeline holds a Python function or a variable, or the service does not answer.
+        ConfigError: the pipeline has a Python function or a variable, or the service does not answer.
     """
     require_sendable(dataset)
     _wait_for_service(service)
@@ -75,13 +76,13 @@ class ServiceFeed:
     """
 
     keeps_features = False
-    """As `Feed.keeps_features`: an element is a batch, not row numbers."""
+    """See `Feed.keeps_features`; here, an element is a batch, not row numbers."""
 
     whole_calls = False
-    """As `Feed.whole_calls`: an element holds the rows of a step."""
+    """See `Feed.whole_calls`; here, an element holds the rows of a step."""
 
     shares_rows = False
-    """As `Feed.shares_rows`."""
+    """See `Feed.shares_rows`."""
 
     def __init__(
         self,
@@ -93,8 +94,8 @@ class ServiceFeed:
         """Check that the pipeline can be sent, and that the service answers.
 
         Args:
-            copy: The split as TFRecord files, at a path that the workers can open too.
-            transform: Maps raw columns, each [batch], to the step's input: tensors, nested.
+            copy: The split as TFRecord files, in a folder that the workers can open, too.
+            transform: Maps raw columns, each [batch], to the step's input, a structure of tensors.
             service: Address of the dispatcher.
 
         Raises:
@@ -114,20 +115,20 @@ class ServiceFeed:
         *,
         seed: int,  # noqa: ARG002 - as Feed has it
     ) -> Sequence[int]:
-        """Return nothing: the rows of a service are not known."""
+        """Return (): it is not known which rows a batch of the service holds."""
         return ()
 
     def epochs(self, first: int, last: int, *, batch_size: int, seed: int) -> tf.data.Dataset[Any]:
-        """The epochs [first, last), one after the other.
+        """Return the batches of the epochs [first, last), one epoch after the other.
 
         Args:
             first: The first epoch, from 0.
-            last: The epoch after the last one.
+            last: The epoch after the last epoch.
             batch_size: Samples per batch; an epoch's last batch may have fewer.
             seed: Seed of the files' order and of each worker's shuffle.
 
         Returns:
-            A prefetched dataset of batches. An epoch has ceil(rows / batch_size) of them, fewer
+            A prefetched dataset of batches. An epoch has ceil(rows / batch_size) batches; it has fewer
             only if a worker was killed.
 
         Raises:
@@ -146,21 +147,22 @@ class ServiceFeed:
         url = _url(self._service)
 
         def one_epoch(identity: tf.Tensor) -> tf.data.Dataset[Any]:
-            # A worker's last batch is short, so batches get their size only here.
+            # The last batch of each worker may be short, so batches get their final size here.
             return _from_identity(identity, spec, url).rebatch(batch_size)
 
         listed = tf.data.Dataset.from_tensor_slices([identities[order] for order in orders])
         return listed.flat_map(one_epoch).prefetch(PREFETCHED)
 
     def steps(self, batch_size: int) -> int:
-        """Steps of an epoch."""
+        """Return the number of steps of an epoch."""
         return -(-self.rows // batch_size)
 
     @contextmanager
     def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
-        """Open as many batches as the calls have steps, also if a worker is killed.
+        """Open a dataset with one batch for each step of the calls, even if a worker is killed.
 
-        Then the next epoch begins earlier, and one more epoch begins at the end.
+        If records are lost with a worker, the next epoch begins earlier. After the last epoch, the missing batches
+        are taken from one more epoch.
         """
         epochs = calls.epochs
         steps = len(epochs) * self.steps(calls.batch_size)
@@ -189,7 +191,7 @@ class ServiceFeed:
             .interleave(
                 tf.data.TFRecordDataset,
                 cycle_length=FILES_AT_ONCE,
-                # Not AUTOTUNE, which reads ahead: records read ahead are lost with the worker.
+                # Not AUTOTUNE, which prefetches: prefetched records are lost if the worker is killed.
                 num_parallel_calls=FILES_AT_ONCE,
                 deterministic=False,
             )
@@ -209,8 +211,8 @@ class ServiceFeed:
             if not path.is_file() or path.stat().st_size != file.size_bytes:
                 raise DataError(
                     f"{path} must not change while it is read",
-                    got=Plain("another length" if path.is_file() else "no such file"),
-                    fix="Delete its folder and train again: that makes a new copy.",
+                    got=Plain("a different length" if path.is_file() else "no such file"),
+                    fix="Delete the file's folder and train again; training makes a new copy.",
                 )
 
 
@@ -220,7 +222,7 @@ def _wait_for_service(service: ServiceConfig) -> None:
 
 @contextmanager
 def _warns_of_silent_workers(service: ServiceConfig) -> Iterator[None]:
-    """Log workers that do not answer, because TensorFlow waits for them silently without end."""
+    """Log workers that do not answer; TensorFlow would wait for them forever without a message."""
     ended = Event()
 
     def watch() -> None:
@@ -233,7 +235,7 @@ def _warns_of_silent_workers(service: ServiceConfig) -> Iterator[None]:
             if status.silent and not ended.is_set():
                 _LOG.warning(
                     "training waits for tf.data workers that do not answer: %s; it continues when "
-                    "they are back at these addresses",
+                    "they answer again at these addresses",
                     ", ".join(status.silent),
                 )
 
@@ -248,7 +250,7 @@ def _warns_of_silent_workers(service: ServiceConfig) -> Iterator[None]:
 
 def _register(dataset: tf.data.Dataset[Any], service: ServiceConfig) -> tf.Tensor:
     try:
-        # Uncompressed, because compressing pixels took a quarter of all CPU time.
+        # No compression: to compress pixels took a quarter of all CPU time.
         return tf.data.experimental.service.register_dataset(
             _url(service), dataset, compression=None
         )
@@ -256,7 +258,7 @@ def _register(dataset: tf.data.Dataset[Any], service: ServiceConfig) -> tf.Tenso
         raise ConfigError(
             f"the tf.data service at {service.address} must accept the pipeline",
             got=Plain(error.message.splitlines()[0]),
-            fix="See its log; `stoker data-service status` says whether it answers.",
+            fix="Read the service's log; `stoker data-service status` shows whether it answers.",
         ) from error
 
 
@@ -277,18 +279,18 @@ VARIABLE_OPERATIONS = ("ReadVariableOp", "ResourceGather", "VarHandleOp")
 """Graph operations that use a variable."""
 
 _GENERATOR = ("DatasetV2._GeneratorState", "_from_generator")
-"""Name prefixes of TensorFlow's own functions around a user's generator."""
+"""Prefixes of the names of TensorFlow's functions that call a user's generator."""
 
 _IGNORE_STATE = 1
-"""`tf.data.experimental.ExternalStatePolicy.IGNORE` as the operation's argument. Vocabularies count as
-state, although their contents are sent."""
+"""`tf.data.experimental.ExternalStatePolicy.IGNORE` as an argument of the operation. Vocabularies count as
+external state, although their contents are part of the graph."""
 
 
 def require_sendable(dataset: tf.data.Dataset[Any]) -> None:
     """Refuse a pipeline that a worker in another process cannot run.
 
     Raises:
-        ConfigError: it calls Python (names operation and function), or reads a variable.
+        ConfigError: the pipeline calls a Python function, which the error names, or reads a variable.
     """
     nodes = _nodes(dataset)
     found = dict.fromkeys(
@@ -298,10 +300,11 @@ def require_sendable(dataset: tf.data.Dataset[Any]) -> None:
     )
     if found:
         raise ConfigError(
-            "a pipeline for the tf.data service must not hold a Python function, which cannot leave its "
-            "process",
+            "a pipeline for the tf.data service must not have a Python function, which can run only in its "
+            "own process",
             got=Plain("; ".join(found)),
-            fix="Write it in TensorFlow's own operations, or leave data.service out and read here.",
+            fix="Write it with TensorFlow's own operations, or leave out data.service, so that this process "
+            "reads the data.",
         )
     variables = sorted({node.op for node in nodes if node.op in VARIABLE_OPERATIONS})
     if variables:
@@ -309,7 +312,7 @@ def require_sendable(dataset: tf.data.Dataset[Any]) -> None:
             "a pipeline for the tf.data service must not read a variable, whose value stays in this "
             "process",
             got=Plain(", ".join(variables)),
-            fix="Use constants in their place.",
+            fix="Use constants instead of variables.",
         )
 
 
@@ -326,5 +329,5 @@ def _function_name(token: str) -> str:
     function = python_function(token)
     name = getattr(getattr(function, "_func", function), "__qualname__", None)
     if name is None:
-        return "its function is not known"
+        return "an unknown function"
     return "Dataset.from_generator" if name.startswith(_GENERATOR) else str(name)

@@ -1,8 +1,8 @@
 """The training split as TFRecord files of `tf.train.Example`, for workers that cannot read Parquet.
 
-TensorFlow's own operations read TFRecord but not Parquet, and Python code cannot run on a worker. So a
-split is copied once. A keyed permutation chooses the file of each record, so every file is a fair sample
-of the split. A manifest with sizes and hashes is written last.
+TensorFlow's own operations read TFRecord but not Parquet, and a worker cannot run Python code. So a split is
+copied once. A keyed permutation chooses the file of each record, so that every file is a random sample of the
+split. A manifest with sizes and hashes is written last.
 """
 
 from __future__ import annotations
@@ -37,17 +37,17 @@ from stoker.data.ingest.image_store import encoded_image
 from stoker.telemetry.writers.tensorboard import framed
 
 MANIFEST = "records.json"
-"""Written last: a folder without it is not a copy."""
+"""File name of the manifest. It is written last: a folder without a manifest is not a copy."""
 
 FILES = 256
-"""Files of a copy: many, because a killed worker loses those that it was reading; but not thousands,
-because each costs the dispatcher a request."""
+"""Number of files of a copy: many, because the files that a killed worker was reading are lost; but not
+thousands, because each file costs a request to the dispatcher."""
 
 BATCH_ROWS = 1024
-"""Records that are copied at once."""
+"""Number of records that are copied at a time."""
 
 _DEAL_SEED = 0
-"""Any fixed seed: the distribution over files is not the order of training."""
+"""Seed of the permutation that chooses each record's file; it does not affect the order in training."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,13 +55,13 @@ class RecordCopy:
     """A split as TFRecord files."""
 
     root: Path
-    """The folder of the files and `records.json`."""
+    """The folder with the files and `records.json`."""
 
     columns: tuple[Column, ...]
     """The raw columns that each Example holds."""
 
     files: tuple[Shard, ...]
-    """In the order of their names."""
+    """The TFRecord files, in the order of their names."""
 
     @property
     def rows(self) -> int:
@@ -70,7 +70,7 @@ class RecordCopy:
 
     @property
     def paths(self) -> list[str]:
-        """The files, absolute: workers may run in another folder."""
+        """The absolute paths of the files, because workers may run in a different folder."""
         return [str((self.root / file.file).resolve()) for file in self.files]
 
     @property
@@ -91,7 +91,7 @@ def copied(
     Args:
         dataset: The verified dataset.
         split: Name of the split.
-        root: The copy's folder; an outdated copy there is removed.
+        root: The copy's folder; an outdated copy in it is removed.
         columns: The raw columns to copy.
 
     Raises:
@@ -121,16 +121,17 @@ def copied(
 
 
 def load_copy(root: Path, *, key: str) -> RecordCopy:
-    """Read a copy's manifest, and check length and hash of every file before TensorFlow reads it.
+    """Read a copy's manifest, and check the length and hash of every file.
 
-    TensorFlow's reader does not check the length in a header: with 64 GiB it crashes.
+    TensorFlow's reader does not check a record's length: if a damaged header says 64 GiB, it crashes.
 
     Args:
         root: The copy's folder.
         key: Expected fingerprint of the copied columns.
 
     Raises:
-        DataError: it is missing or of other data, or a file is missing, cut or changed.
+        DataError: the copy is missing or was made from different data, or a file is missing, truncated or
+            changed.
     """
     raw = read_json(root / MANIFEST)
     try:
@@ -143,18 +144,18 @@ def load_copy(root: Path, *, key: str) -> RecordCopy:
     except (KeyError, TypeError) as error:
         raise _bad(root / MANIFEST, f"{type(error).__name__}: {error}") from error
     if not is_of_it:
-        raise _bad(root / MANIFEST, "a copy of other data")
+        raise _bad(root / MANIFEST, "a copy of different data")
     for file in copy.files:
         path = root / file.file
         if not path.is_file():
             raise _bad(path, "no such file")
         if path.stat().st_size != file.size_bytes or sha256_file(path) != file.sha256:
-            raise _bad(path, "other content than its manifest says")
+            raise _bad(path, "content that differs from its manifest")
     return copy
 
 
 def parse(serialized: tf.Tensor, columns: Sequence[Column]) -> dict[str, tf.Tensor]:
-    """Parse [batch] Examples of a copy to raw columns, as `stoker.data.columns` defines them."""
+    """Parse [batch] serialized Examples of a copy into raw columns, as `stoker.data.columns` defines them."""
     parsed = tf.io.parse_example(serialized, {c.name: _parsing(c) for c in columns})
     return {column.name: _decoded(column, parsed[column.name]) for column in columns}
 
@@ -163,7 +164,7 @@ def _bad(path: Path, got: str) -> DataError:
     return DataError(
         f"{path} must be an intact part of the copy for the tf.data service",
         got=Plain(got),
-        fix="Delete its folder and train again: that makes a new copy.",
+        fix="Delete the copy's folder and train again; training makes a new copy.",
     )
 
 
@@ -171,7 +172,7 @@ def _parsing(column: Column) -> tf.io.FixedLenFeature | tf.io.VarLenFeature:
     if column.is_ragged:
         return tf.io.VarLenFeature(column.tensor_dtype)
     if column.dtype == "float64":
-        # An Example cannot hold doubles, so it holds their bytes.
+        # An Example cannot hold float64 numbers, so it holds their bytes.
         return tf.io.FixedLenFeature([], tf.string)
     return tf.io.FixedLenFeature(list(column.shape), column.tensor_dtype)
 
@@ -213,7 +214,7 @@ def _write(dataset: Dataset, split: str, folder: Path, columns: Sequence[Column]
 
 
 class _Writer:
-    """Writes one TFRecord file; its hash is that of the written bytes, without reading them back."""
+    """Writes one TFRecord file, and computes its hash while writing."""
 
     def __init__(self, stream: BinaryIO) -> None:
         self.rows, self.size_bytes = 0, 0
@@ -229,7 +230,7 @@ class _Writer:
 
 
 def _column_values(column: Column, batch: pa.RecordBatch) -> NDArray[Any]:
-    """Return a column's values, images as the exported graph takes them."""
+    """Return a column's values; images are encoded, as the exported graph takes them."""
     found = to_numpy(column, batch.column(column.name))
     if column.dtype == "image":
         found[:] = [encoded_image(each) for each in found]
@@ -237,7 +238,7 @@ def _column_values(column: Column, batch: pa.RecordBatch) -> NDArray[Any]:
 
 
 def examples(arrays: Mapping[str, NDArray[Any]], columns: Sequence[Column]) -> Iterator[bytes]:
-    """Return one serialized `tf.train.Example` per row; a missing value is NaN or ""."""
+    """Yield one serialized `tf.train.Example` per row; a missing value is NaN or ""."""
     lists = [(column.name, _FIELDS[column.dtype], _values(column, arrays)) for column in columns]
     for row in range(len(arrays[columns[0].name])):
         example = tf.train.Example()
@@ -254,7 +255,7 @@ _FIELDS = {
     "string": "bytes_list",
     "image": "bytes_list",
 }
-"""Dtype -> the field of an Example that holds it."""
+"""Dtype of a column -> the field of an Example that holds its values."""
 
 
 def _values(column: Column, arrays: Mapping[str, NDArray[Any]]) -> list[list[Any]]:

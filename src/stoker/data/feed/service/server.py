@@ -1,8 +1,8 @@
-"""One process of the service: a dispatcher or a worker, until its standard input ends.
+"""One process of the service: a dispatcher or a worker, which runs until its standard input is closed.
 
-`python -m stoker.data.feed.service.server` reads one line of JSON (a `ServerConfig`) from its
-standard input and writes its ready file (`{"port": ...}`) when it can be reached. It ends with the
-process that started it: the kernel closes the pipe when that process ends for any reason.
+`python -m stoker.data.feed.service.server` reads one line of JSON (a `ServerConfig`) from its standard input,
+and writes its ready file (`{"port": ...}`) when it can be reached. If the process that started it ends for
+any reason, the kernel closes the pipe to the standard input, and this process ends, too.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ LOOPBACK = "127.0.0.1"
 """The default address to listen on."""
 
 PROTOCOL = "grpc"
-"""The only protocol in TensorFlow's wheels: without encryption and authentication."""
+"""The only protocol in TensorFlow's wheels; it has no encryption and no authentication."""
 
 HEARTBEAT_MS = 1000
-"""Interval of a worker's reports to the dispatcher. TensorFlow's 30 s would delay an epoch's end."""
+"""Interval of a worker's reports to the dispatcher. TensorFlow's default, 30 s, would delay an epoch's end."""
 
 DISPATCHER_TIMEOUT_MS = 60_000
-"""How long a worker tries to reach a dispatcher that restarts."""
+"""Time for which a worker tries to reach a dispatcher that restarts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,30 +36,29 @@ class ServerConfig:
     """Settings of one process of the service."""
 
     role: Literal["dispatcher", "worker"]
-    """Its role."""
+    """Role of the process."""
 
     host: str
-    """Its address for others."""
+    """Address at which other processes reach it."""
 
     port: int
-    """Its port; 0: any free one."""
+    """Port to listen on; 0: any free port."""
 
     ready_file: str = ""
-    """The file that it writes when it is ready."""
+    """File that the process writes when it is ready."""
 
     work_dir: str = ""
-    """Folder of the dispatcher's journal, from which it continues after a restart."""
+    """Folder of the dispatcher's journal, from which it continues after a restart; "" for a worker."""
 
     dispatcher: str = ""
-    """`host:port` of a worker's dispatcher."""
+    """`host:port` of a worker's dispatcher; "" for a dispatcher."""
 
 
 def serve(config: ServerConfig) -> Any:
-    """Start the server; it lives as long as the returned object.
+    """Start the dispatcher or worker; it runs until the returned object is deleted.
 
     Raises:
-        RuntimeError: TensorFlow cannot start it, e.g. no dispatcher answers a worker.
-        OSError: it cannot be limited to the loopback device.
+        RuntimeError: TensorFlow cannot start it, for example because a worker's dispatcher does not answer.
     """
     import tensorflow as tf
 
@@ -91,11 +90,11 @@ def listening_ports(*, only_loopback: bool) -> list[int]:
     """Return the ports that this process listens on.
 
     Args:
-        only_loopback: Bind them to the loopback device. TensorFlow always listens on all addresses, and
-            every client can run operations.
+        only_loopback: Whether to bind them to the loopback device. TensorFlow always listens on all
+            addresses, and every client can run operations.
 
     Raises:
-        PermissionError: the kernel (before Linux 5.7) allows that only to root.
+        PermissionError: the kernel allows only root to bind to a device (before Linux 5.7).
     """
     ports = []
     for handle in _sockets():
@@ -111,7 +110,7 @@ def listening_ports(*, only_loopback: bool) -> list[int]:
 def _sockets() -> list[int]:
     handles = []
     for path in Path("/proc/self/fd").iterdir():
-        with contextlib.suppress(FileNotFoundError):  # closed meanwhile
+        with contextlib.suppress(FileNotFoundError):  # closed since the folder was listed
             if str(path.readlink()).startswith("socket:"):
                 handles.append(int(path.name))
     return handles
@@ -119,7 +118,7 @@ def _sockets() -> list[int]:
 
 def main() -> None:
     """Serve with the settings in the first line of standard input."""
-    # Imported before the line is read, so several processes start in parallel.
+    # The import comes before the line is read, so that several processes can import at the same time.
     import tensorflow  # noqa: F401, ICN001 - only to have it in memory
 
     config = ServerConfig(**json.loads(sys.stdin.readline()))
@@ -128,7 +127,7 @@ def main() -> None:
     write_json(Path(config.ready_file), {"port": port})
     sys.stdin.read()
     del server
-    # The journal is already on the disk, and threads of TensorFlow may delay a normal exit.
+    # The journal is already on the disk; a normal exit could be delayed by TensorFlow's threads.
     os._exit(0)
 
 

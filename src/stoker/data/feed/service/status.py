@@ -18,7 +18,7 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.data.sources.config import split_address
 
 POLL_S = 0.2
-"""Pause between queries to a dispatcher that is still starting."""
+"""Pause between queries to a dispatcher that is still starting, seconds."""
 
 _WORKERS = "/tensorflow.data.DispatcherService/GetWorkers"
 _TASKS = "/tensorflow.data.WorkerService/GetWorkerTasks"
@@ -29,13 +29,13 @@ class WorkerStatus:
     """One worker that a dispatcher knows."""
 
     address: str
-    """Its `host:port` for readers."""
+    """`host:port` at which readers reach the worker."""
 
     answers: bool
-    """Whether it answered in time; the dispatcher also knows killed workers."""
+    """Whether the worker answered in time; the dispatcher's list also has killed workers."""
 
     tasks: int
-    """Number of pipelines that it runs."""
+    """Number of pipelines that the worker runs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,7 +46,7 @@ class ServiceStatus:
     """`host:port` of the dispatcher."""
 
     workers: tuple[WorkerStatus, ...]
-    """All workers that ever reported to it, sorted by address."""
+    """All workers that ever reported to the dispatcher, sorted by address."""
 
     @property
     def answering(self) -> int:
@@ -55,26 +55,26 @@ class ServiceStatus:
 
     @property
     def silent(self) -> tuple[str, ...]:
-        """Addresses of the workers that do not answer, for which readers wait."""
+        """Addresses of the workers that do not answer; readers wait for these workers."""
         return tuple(worker.address for worker in self.workers if not worker.answers)
 
 
 def service_status(address: str, *, timeout_s: float) -> ServiceStatus:
-    """Ask a dispatcher for its workers, and each of them for its tasks.
+    """Query a dispatcher for its workers, and each worker for its tasks.
 
     Args:
         address: `host:port` of the dispatcher.
-        timeout_s: Longest wait for each answer, seconds.
+        timeout_s: Maximum wait for each answer, seconds.
 
     Raises:
-        ConfigError: no dispatcher answers there.
+        ConfigError: no dispatcher answers at the address.
     """
     host, port = split_address(address)
     where = f"{host}:{port}"
     answer = _ask(where, _WORKERS, timeout_s)
     if answer is None:
         raise ConfigError(
-            f"a tf.data service's dispatcher must answer at {where} within {timeout_s:g} s",
+            f"the dispatcher of a tf.data service must answer at {where} within {timeout_s:g} s",
             got=Plain("no answer" if _is_open(host, port) else "nothing listens there"),
             fix="Start it with `stoker data-service start`, or correct the address.",
         )
@@ -85,12 +85,12 @@ def service_status(address: str, *, timeout_s: float) -> ServiceStatus:
 
 
 def wait_until_ready(address: str, *, workers: int, timeout_s: float) -> ServiceStatus:
-    """Wait for a dispatcher, a number of workers, and an answer of every worker that it knows.
+    """Wait until a dispatcher has at least `workers` workers, and every worker that it knows answers.
 
-    A dispatcher also assigns records to a worker that has ended, and readers wait for it without end.
+    A dispatcher also assigns records to a worker that has ended; readers would wait for that worker forever.
 
     Raises:
-        ConfigError: they do not answer in time; says which do.
+        ConfigError: the dispatcher, or enough workers, do not answer in time, or a known worker is silent.
     """
     end_s = time.monotonic() + timeout_s
     while True:
@@ -113,16 +113,16 @@ def _not_ready(status: ServiceStatus, *, workers: int, timeout_s: float) -> Conf
         return ConfigError(
             f"the tf.data service at {status.address} must have {workers} worker(s) that "
             f"answer within {timeout_s:g} s",
-            got=Plain(f"{status.answering} of the {len(status.workers)} it knows"),
-            fix="Start one with `stoker data-service start --dispatcher "
+            got=Plain(f"answers of {status.answering} of {len(status.workers)} known workers"),
+            fix="Start a worker with `stoker data-service start --dispatcher "
             f"{status.address} --workers 1`.",
         )
     port = status.silent[0].rpartition(":")[2]
     return ConfigError(
-        f"every worker that the tf.data service at {status.address} knows must answer: "
-        "it assigns records to all of them",
+        f"every worker that the tf.data service at {status.address} knows must answer, because "
+        "records are assigned to all of them",
         got=Plain(f"no answer from {', '.join(status.silent)}"),
-        fix=f"Start it again where it was (--worker-port {port}), or restart the service.",
+        fix=f"Start the worker again at its old address (--worker-port {port}), or restart the service.",
     )
 
 
@@ -137,7 +137,7 @@ def _worker_address(worker: bytes) -> str:
 
 
 def _ask(address: str, method: str, timeout_s: float) -> bytes | None:
-    """Return the answer to an empty request; None if none came in time."""
+    """Send an empty request and return the answer; None if no answer comes in time."""
     with grpc.insecure_channel(address, options=[("grpc.enable_http_proxy", 0)]) as channel:
         try:
             return channel.unary_unary(method)(b"", timeout=timeout_s)
@@ -156,7 +156,7 @@ def _is_open(host: str, port: int) -> bool:
 def _messages(message: bytes) -> list[bytes]:
     """Return the messages in the first field of a protobuf message.
 
-    TensorFlow's wheel lacks the Python classes of these services, so the field has no name here.
+    The field is found by its number, because TensorFlow's wheel lacks the Python classes of these services.
     """
     fields: Any = UnknownFieldSet(Empty.FromString(message))  # the stubs know no `__iter__`
     return [field.data for field in fields if field.field_number == 1]

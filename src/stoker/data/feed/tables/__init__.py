@@ -1,1 +1,1 @@
-"""Batches of tables that are larger than memory, truly shuffled."""
+"""Shuffled batches of tables that may be larger than memory."""

@@ -1,4 +1,4 @@
-"""The columns of a window, filled one row group at a time in the order of the window."""
+"""The columns of a window, filled row group by row group; each row is written to its place in the window."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from stoker.data.sources.columns.vectors import lengths_of, lists_of
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Text:
-    """A column of strings as codes, without a Python object per row."""
+    """A column of strings as codes (indices into a dictionary), without a Python object per row."""
 
     codes: NDArray[np.int32]
     """[rows] or [rows, length] indices into the dictionary."""
 
     dictionary: pa.StringArray
-    """The different strings of the window, by code."""
+    """The different strings of the window; a string's index is its code."""
 
     def __getitem__(self, rows: slice) -> Text:
-        """Return some of the rows with the same dictionary."""
+        """Return some of the rows, with the whole dictionary."""
         return replace(self, codes=self.codes[rows])
 
 
@@ -43,11 +43,11 @@ class Lists:
         return len(self.rows)
 
     def __getitem__(self, rows: slice) -> Lists:
-        """Return some of the rows with the same dictionary."""
+        """Return some of the rows, with the whole dictionary."""
         return replace(self, rows=self.rows[rows])
 
     def lengths(self) -> NDArray[np.int64]:
-        """Return [rows] the number of values of each list."""
+        """Return the number of values of each list: [rows]."""
         return lengths_of(self.rows)
 
     def flat(self) -> NDArray[Any]:
@@ -56,7 +56,7 @@ class Lists:
 
 
 Values = NDArray[Any] | Text | Lists
-"""One column: numbers as `columns.to_numpy` gives them, text, or lists of either."""
+"""One column: numbers as `columns.to_numpy` returns them, strings, or lists of numbers or strings."""
 
 
 def empty_column(column: Column) -> Values:
@@ -70,7 +70,7 @@ def empty_column(column: Column) -> Values:
 
 
 class NumberColumn:
-    """Numbers of a window."""
+    """A column of numbers of a window, while it is filled."""
 
     def __init__(self, column: Column, leftover: NDArray[Any], *, rows: int) -> None:
         """Allocate the rows left from the previous window, and `rows` more."""
@@ -79,32 +79,38 @@ class NumberColumn:
         self._values[: len(leftover)] = leftover
 
     def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
-        """Write a row group to the places of its rows."""
-        del first  # a number means the same in every row group
+        """Write the values of a row group to the places of its rows."""
+        del first  # only codes of strings depend on the row group
         # A missing float becomes NaN.
         parts = [_flat(self._column, chunk) for chunk in chunks.chunks]
         numbers = pa.concat_arrays(parts).to_numpy(zero_copy_only=False)
         self._values[places] = numbers.reshape(-1, *_shape(self._column))
 
     def finished(self) -> NDArray[Any]:
-        """Return [leftover + rows, ...] every row at its place."""
+        """Return [leftover + rows, ...] with every row at its place."""
         return self._values
 
 
 class TextColumn:
-    """Strings of a window: each row group has a dictionary, which become one."""
+    """A column of strings of a window, while it is filled. The row groups' dictionaries are merged into one."""
 
     def __init__(self, column: Column, leftover: Text, *, rows: int) -> None:
         """Allocate the rows left from the previous window, and `rows` more."""
         self._column = column
         self._codes = _aligned((len(leftover.codes) + rows, *_shape(column)), np.int32)
         self._dictionaries: dict[int, pa.StringArray] = {}
-        # Only the strings of leftover rows, because dictionaries would grow from window to window.
+        # Only the strings of leftover rows are kept; otherwise, dictionaries would grow with every window.
         strings = leftover.dictionary.take(pa.array(leftover.codes.reshape(-1)))
         self._put(0, slice(len(leftover.codes)), strings.dictionary_encode())
 
     def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
-        """Write the row group whose first row is the window's `first` to the places of its rows."""
+        """Write the values of a row group to the places of its rows.
+
+        Args:
+            places: [rows] the place of each row of the group in the window.
+            chunks: The values.
+            first: Number of rows that come before the group, leftover rows included.
+        """
         parts = [_flat(self._column, chunk) for chunk in chunks.chunks]
         whole = parts[0]
         if len(parts) != 1 or not _has_small_dictionary(whole):
@@ -113,17 +119,18 @@ class TextColumn:
         self._put(first, places, whole)
 
     def _put(self, first: int, places: Any, strings: pa.DictionaryArray) -> None:
-        # A group has no more different strings than strings, so these ranges do not overlap.
+        # Codes of a group start at `start`. A group has at most as many different strings as it has
+        # strings, so the groups' ranges of codes do not overlap.
         start = first * (self._column.length or 1)
         found, known = strings.indices.to_numpy(), len(strings.dictionary)
         if len(found) and not 0 <= found.min() <= found.max() < known:
-            raise pa.ArrowInvalid(f"a string's number is outside its dictionary of {known}")
+            raise pa.ArrowInvalid(f"a string's code is outside its dictionary of {known} strings")
         codes = found + np.int32(start)
         self._codes[places] = codes.reshape(-1, *_shape(self._column))
         self._dictionaries[start] = strings.dictionary
 
     def finished(self) -> Text:
-        """Return [leftover + rows, ...] every row at its place, with one dictionary."""
+        """Return [leftover + rows, ...] with every row at its place, and one dictionary."""
         starts = sorted(self._dictionaries)
         parts = [self._dictionaries[start] for start in starts]
         unified = pa.concat_arrays(parts).dictionary_encode()
@@ -137,10 +144,10 @@ class TextColumn:
 
 
 class ListColumn:
-    """Lists of a window: kept as they are read, and sorted at the end."""
+    """A column of lists of a window, while it is filled. Rows are kept as they are read, and sorted at the end."""
 
     def __init__(self, column: Column, leftover: Lists | None) -> None:
-        """Begin with the rows left from the previous window."""
+        """Start with the rows that are left from the previous window."""
         self._column = column
         self._parts: list[tuple[NDArray[np.int64], pa.ListArray]] = []
         if leftover is not None and len(leftover):
@@ -151,11 +158,13 @@ class ListColumn:
 
     def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
         """Keep a row group and the places of its rows."""
-        del first  # values mean the same in every row group
+        del (
+            first
+        )  # only codes of strings depend on the row group; here, strings are coded at the end
         self._parts.append((places, pa.concat_arrays(chunks.chunks)))
 
     def finished(self) -> Lists:
-        """Return [leftover + rows] every row at its place, with one dictionary."""
+        """Return [leftover + rows] with every row at its place, and one dictionary."""
         kind = self._column.arrow_type
         rows = pa.concat_arrays(
             [part.cast(kind) for _, part in self._parts] or [pa.array([], kind)]
@@ -164,7 +173,7 @@ class ListColumn:
         rows = rows.take(pa.array(stored))
         if self._column.dtype != "string":
             return Lists(rows=rows)
-        # In the final order, so that the codes do not depend on which thread was first.
+        # Strings are coded in the final order, so that codes do not depend on the order of the threads.
         coded = rows.flatten().dictionary_encode()
         return Lists(rows=lists_of(lengths_of(rows), coded.indices), dictionary=coded.dictionary)
 
@@ -172,7 +181,7 @@ class ListColumn:
 def window_column(
     column: Column, leftover: Values, *, rows: int
 ) -> NumberColumn | TextColumn | ListColumn:
-    """Return a column to fill that begins with the rows left from the previous window."""
+    """Return a column to fill; its first rows are the ones that are left from the previous window."""
     if isinstance(leftover, Lists):
         return ListColumn(column, leftover)
     if isinstance(leftover, Text):
@@ -181,7 +190,7 @@ def window_column(
 
 
 def _shape(column: Column) -> tuple[int, ...]:
-    """Return the shape of a value or a vector."""
+    """Return the shape of one record's value: () or (length,)."""
     return () if column.length is None else (column.length,)
 
 
@@ -190,11 +199,11 @@ def _flat(column: Column, values: pa.Array) -> pa.Array:
 
 
 def _has_small_dictionary(values: pa.Array) -> bool:
-    """Return whether it is a dictionary array with no more strings than values."""
+    """Return whether `values` is a dictionary array whose dictionary is not longer than the array."""
     return pa.types.is_dictionary(values.type) and len(values.dictionary) <= len(values)
 
 
 def _aligned(shape: tuple[int, ...], dtype: DTypeLike) -> NDArray[Any]:
-    # TensorFlow uses an array without a copy if its address is a multiple of 64, as Arrow's are.
+    # TensorFlow uses an array without a copy if its address is a multiple of 64, which Arrow's buffers are.
     size = int(np.prod(shape)) * np.dtype(dtype).itemsize
     return np.frombuffer(pa.allocate_buffer(size), dtype).reshape(shape)

@@ -1,8 +1,8 @@
-"""The shuffled order of a table's row groups: pure functions of (seed, epoch), as for single rows.
+"""The shuffled order of a table: a pure function of (seed, epoch).
 
-An epoch is a sequence of windows. Each window holds one of every few neighboring row groups, so it is a
-sample of the whole table even if the table is sorted. The rows of a window are permuted together. A
-table that fits into one window has exactly the order of `order.shuffled_indices`.
+An epoch is a sequence of windows, which are sets of row groups. Neighboring row groups are in different windows,
+so each window is a sample of the whole table, even if the table is sorted. The rows of a window are permuted
+together. A table that fits into one window has exactly the order of `order.shuffled_indices`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.data.feed.order import shuffled_indices
 
 MIN_WINDOW_GROUPS = 16
-"""Least number of row groups in a window, if the split has as many."""
+"""Minimum number of row groups in a window, if the split has that many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,16 +29,16 @@ class Window:
     """[groups] numbers of the row groups in the split, ascending."""
 
     rows: int
-    """Number of rows of all of them."""
+    """Total number of rows of these row groups."""
 
     seed: int
     """Seed of the order."""
 
     turn: int | None
-    """Number of its permutation, over all windows of all epochs; None: stored order."""
+    """Number of the window, counted over all epochs, which chooses its permutation; None: stored order."""
 
     def order(self, first: int, last: int) -> NDArray[np.int64]:
-        """Return the rows at positions [first, last), as indices into its concatenated groups."""
+        """Return the rows at positions [first, last), as indices into the window's concatenated row groups."""
         positions = np.arange(first, last, dtype=np.int64)
         if self.turn is None:
             return positions
@@ -56,12 +56,12 @@ def shuffled_windows(
 
     Args:
         group_rows: [groups] rows of each row group of the split, in stored order.
-        window_groups: Most row groups in a window; `MIN_WINDOW_GROUPS` takes precedence.
+        window_groups: Maximum number of row groups in a window; `MIN_WINDOW_GROUPS` takes precedence.
         seed: The run's seed.
         epoch: The epoch, from 0.
 
     Returns:
-        Windows that hold each row group exactly once.
+        The windows; together they hold each row group exactly once.
     """
     groups = len(group_rows)
     count = max(1, min(-(-groups // window_groups), groups // MIN_WINDOW_GROUPS))
@@ -79,7 +79,7 @@ def shuffled_windows(
 
 
 def stored_windows(group_rows: NDArray[np.int64], *, window_groups: int) -> list[Window]:
-    """Return the windows of the stored order, for evaluation."""
+    """Return windows in stored order, for evaluation."""
     cuts = range(0, len(group_rows), window_groups)
     runs = [np.arange(cut, min(cut + window_groups, len(group_rows))) for cut in cuts]
     return [
@@ -89,21 +89,21 @@ def stored_windows(group_rows: NDArray[np.int64], *, window_groups: int) -> list
 
 
 def deal_groups(groups: int, *, windows: int, seed: int, epoch: int) -> list[NDArray[np.int64]]:
-    """Distribute row groups over windows: one of each `windows` neighbors to every window.
+    """Distribute row groups over windows: of each `windows` neighboring groups, every window gets one.
 
-    With m groups in a window, the label's mean differs from the table's by up to about 1/m if the table
-    is sorted by the label; with freely drawn groups by 1/sqrt(m).
+    In a table that is sorted by the label, with m groups per window, the mean of the label in a window differs
+    from the table's mean by up to about 1/m. If groups were chosen at random, it would differ by 1/sqrt(m).
 
     Args:
-        groups: Row groups of the split.
-        windows: Windows of the epoch.
+        groups: Number of row groups of the split.
+        windows: Number of windows of the epoch.
         seed: The run's seed.
         epoch: The epoch.
 
     Returns:
         [windows] arrays of group numbers, ascending.
 
-    Source: Cochran, "Sampling techniques", 1977, section 5.6 (stratified against simple sampling).
+    Source: Cochran, "Sampling techniques", 1977, section 5.6 (stratified and simple random sampling).
     """
     stretches = -(-groups // windows)
     size = stretches * windows
@@ -116,13 +116,13 @@ def deal_groups(groups: int, *, windows: int, seed: int, epoch: int) -> list[NDA
 def rows_at(
     windows: list[Window], group_rows: NDArray[np.int64], *, first: int, last: int
 ) -> NDArray[np.int64]:
-    """Return which rows of the split are at positions [first, last) of an epoch.
+    """Return the row numbers of the split at positions [first, last) of an epoch.
 
     Args:
         windows: The epoch's windows, in their order.
         group_rows: [groups] rows of each row group of the split, in stored order.
         first: The first position.
-        last: The position after the last one.
+        last: The position after the last position.
     """
     starts = np.cumsum(group_rows) - group_rows
     found, begun = [np.zeros(0, np.int64)], 0

@@ -1,7 +1,7 @@
 """Batches of a split without images, as a `tf.data.Dataset` of raw columns.
 
-TensorFlow uses a window's arrays without a copy and slices its batches from them: one Python call per
-window.
+TensorFlow uses a window's arrays without a copy and slices batches from them, so only one Python call per
+window is needed.
 """
 
 from __future__ import annotations
@@ -41,16 +41,16 @@ class TableRows:
         columns: Sequence[Column],
         threads: int | None = None,
     ) -> None:
-        """Read the shards' footers.
+        """Check every shard's hash and read its footer.
 
         Args:
             dataset: The ingested dataset.
             split: Name of the split.
             columns: The columns to read.
-            threads: Number of threads that decode and permute; None: as many as cores.
+            threads: Number of threads that decode and permute; None: the number of cores.
 
         Raises:
-            DataError: a shard is missing, cut or not what its manifest says.
+            DataError: a shard is missing or truncated, or differs from its manifest.
         """
         self._stream = TableStream(dataset, split, columns=columns, threads=threads)
 
@@ -60,7 +60,7 @@ class TableRows:
         return self._stream.rows
 
     def order(self, *, seed: int) -> RowOrder:
-        """Return the shuffled order of the rows, the same as that of `shuffled`."""
+        """Return the order in which `shuffled` reads the rows."""
 
         def rows_at(epoch: int, first: int, last: int) -> NDArray[np.int64]:
             return self._stream.rows_at(epoch, first, last, seed=seed)
@@ -91,10 +91,10 @@ class TableRows:
         self,
         *,
         batch_size: int,
-        samples: int,  # noqa: ARG002 - a table is read by windows
+        samples: int,  # noqa: ARG002 - a table is read window by window
         seed: int,
     ) -> Iterator[StageWork]:
-        """Return how batches are made; see `measure_stages`."""
+        """Return the work to make a window's batches, stage by stage, for `measure_stages`."""
         made: list[Block] = []
         yield from self._stream.stages(batch_size=batch_size, seed=seed, made=made)
         with table_batches(lambda: iter(made), columns=self._stream.columns) as batches:
@@ -107,7 +107,7 @@ class TableRows:
 
 
 SEPARATOR = b"\xff"
-"""Separates the strings of a dictionary; never part of UTF-8 text."""
+"""Byte that separates the strings of a dictionary; it never occurs in UTF-8 text."""
 
 
 @contextmanager
@@ -121,13 +121,13 @@ def table_batches(
         columns: The stream's columns.
 
     Yields:
-        A dataset of {column: [batch, ...]} as `stoker.data.columns` says, strings as `tf.string`;
-        lists of varying length padded to the batch's longest.
-        One iterator at a time: a second one starts from the beginning and ends the first.
+        A dataset of {column: [batch, ...]}, in the form that `stoker.data.columns` defines; lists of varying
+        length are padded to the longest list of the batch. Use one iterator at a time: a second iterator
+        starts from the beginning and ends the first.
 
     Raises:
-        DataError: a shard was changed, cut or damaged; names it. It takes the place of the
-            `tf.errors.OpError` that left the context.
+        DataError: a shard was changed, truncated or damaged; the error names it. It is raised instead of the
+            `tf.errors.OpError` that TensorFlow raised.
     """
     server = _BlockServer(blocks, columns)
     try:
@@ -155,15 +155,15 @@ def _dataset(server: _BlockServer, columns: Sequence[Column]) -> tf.data.Dataset
         found = tf.numpy_function(server.window, [turn], dtypes)
         return tuple(map(tf.ensure_shape, found, shapes))
 
-    # Not `from_generator`: it has malloc give memory back at once (M_TRIM_THRESHOLD), and the
-    # page faults that follow cost 200 ns a row.
+    # Not `from_generator`: it makes malloc return memory to the kernel at once (M_TRIM_THRESHOLD), and the
+    # page faults that follow cost 200 ns per row.
     windows = tf.data.Dataset.range(np.iinfo(np.int64).max).map(window)
     windows = windows.take_while(plain(lambda first, *_: tf.size(first) > 0))
     return windows.flat_map(plain(lambda *parts: _batches(parts, columns)))
 
 
 class _BlockServer:
-    """The windows of one reader after another, in the order in which TensorFlow's threads request them."""
+    """Serves windows to TensorFlow's threads, in the order of their requests; a new iterator gets a new reader."""
 
     def __init__(self, blocks: Callable[[], Iterator[Block]], columns: Sequence[Column]) -> None:
         self.fault: DataError | None = None
@@ -174,7 +174,7 @@ class _BlockServer:
         self._end = self._arrays({c.name: empty_column(c) for c in columns}, batches=0, size=0)
 
     def window(self, turn: int) -> list[Any]:
-        """Return the next window; turn 0 starts from the beginning."""
+        """Return the next window; `turn` 0 starts a new reader at the first window."""
         with self._turn:
             if turn == 0 and self._is_open:
                 self._windows.close()
@@ -182,12 +182,12 @@ class _BlockServer:
             try:
                 return next(self._windows, self._end)
             except DataError as error:
-                # TensorFlow passes on only its text.
+                # TensorFlow would pass on only the text of the error.
                 self.fault = error
                 raise
 
     def close(self) -> None:
-        """End the reader; later calls get no more windows."""
+        """End the reader; later requests get no more windows."""
         with self._turn:
             self._is_open = False
             self._windows.close()
@@ -227,7 +227,7 @@ def _batches(parts: Sequence[tf.Tensor], columns: Sequence[Column]) -> tf.data.D
     batches = tf.data.Dataset.from_tensor_slices((numbers, starts))  # type: ignore[arg-type]  # the same
 
     def decode_codes(name: str, codes: Any) -> Any:
-        # `gather_nd`: on strings `gather` takes 35 ns for each, this 21 ns.
+        # Not `gather`, which takes 35 ns per string; `gather_nd` takes 21 ns.
         return tf.gather_nd(words[name], codes[..., None]) if name in words else codes
 
     @plain

@@ -1,4 +1,4 @@
-"""Read and check the row groups of a split's shards; errors name a damaged or changed shard."""
+"""Read and check the row groups of a split's shards; an error names the damaged or changed shard."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ THREADS = pa.cpu_count()
 """Number of threads that decode and permute; both release the GIL."""
 
 JOB_GROUPS = 4
-"""Least number of row groups per thread, because opening a shard takes some ms."""
+"""Minimum number of row groups per thread, because opening a shard takes some ms."""
 
 STRING_BYTES = 48
-"""Memory of a string of a dictionary besides its text, as a tensor's element and on the way there."""
+"""Memory of a dictionary's string in addition to its text, as an element of a tensor and while it is made."""
 
 TRAILER_BYTES = 8
-"""Bytes at the end of a Parquet file: the footer's length, and `PAR1`."""
+"""Number of bytes at the end of a Parquet file: the footer's length, and `PAR1`."""
 
-INGEST_AGAIN = "Run `stoker ingest` again: it writes the shard again from the source."
+INGEST_AGAIN = "Run `stoker ingest` again; it writes the shard again from the source."
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,10 +40,10 @@ class _Opened:
 
     path: Path
     identity: tuple[int, int, int]
-    """Inode, bytes and time of the last change, ns; differs if the file was changed."""
+    """Inode, size in bytes and time of the last change, ns; they differ if the file was changed."""
 
     footer: bytes
-    """Hash of its footer, which no page checksum covers; a damaged footer may crash the process."""
+    """Hash of the footer. No page checksum covers the footer, and a damaged footer may crash the process."""
 
     group_rows: tuple[int, ...]
 
@@ -60,7 +60,7 @@ class TableShards:
             columns: The columns to read; no images.
 
         Raises:
-            DataError: a shard is missing, cut or not what its manifest says; names it.
+            DataError: a shard is missing or truncated, or differs from its manifest; the error names it.
         """
         images = [column.name for column in columns if column.dtype == "image"]
         if images:
@@ -81,16 +81,16 @@ class TableShards:
         *,
         pool: Executor,
     ) -> None:
-        """Decode row groups in threads, and pass on each while it is in the CPU cache.
+        """Decode row groups in threads, and pass on each group while it is in the CPU cache.
 
         Args:
-            groups: [n] their numbers, ascending.
-            take: Called in the threads with a position in `groups` and its columns. Strings are
-                dictionary-encoded, those of vectors are not.
+            groups: [n] numbers of the row groups, ascending.
+            take: Called in the threads with an index into `groups` and the columns of that row group.
+                Columns of strings are dictionary-encoded; columns of vectors of strings are not.
             pool: The threads.
 
         Raises:
-            DataError: a shard was changed, cut or damaged since it was opened; names it.
+            DataError: a shard was changed, truncated or damaged since it was opened; the error names it.
         """
         owners = np.searchsorted(self._first_group, groups, side="right") - 1
         jobs = [
@@ -102,7 +102,7 @@ class TableShards:
             job.result()
 
     def row_bytes(self) -> int:
-        """Return the memory of a row, measured on the split's first row group."""
+        """Return the memory of a row, bytes, measured on the split's first row group."""
         found: list[pa.Table] = []
         with ThreadPoolExecutor(1) as pool:
             self.read(np.zeros(1, np.int64), lambda _, table: found.append(table), pool=pool)
@@ -119,7 +119,7 @@ class TableShards:
         _refuse_changed(shard)
         try:
             if _footer_hash(shard.path) != shard.footer:
-                raise _not_as_opened(shard.path, "another footer")
+                raise _not_as_opened(shard.path, "a different footer")
             with pq.ParquetFile(
                 shard.path, page_checksum_verification=True, read_dictionary=self._texts
             ) as file:
@@ -132,12 +132,14 @@ class TableShards:
         _refuse_changed(shard)
 
     def _group(self, file: pq.ParquetFile, shard: _Opened, number: int) -> pa.Table:
-        # One of our threads per row group, instead of Arrow's threads per column.
+        # Row groups are decoded in parallel by this module's threads, not columns by Arrow's threads.
         names = [column.name for column in self.columns]
         table = file.read_row_group(number, columns=names, use_threads=False)
         wanted = shard.group_rows[number]
         if table.num_rows != wanted:
-            raise _not_as_opened(shard.path, f"{table.num_rows} records where {wanted} were")
+            raise _not_as_opened(
+                shard.path, f"{table.num_rows} records in a row group that had {wanted}"
+            )
         _refuse_missing(shard.path, table, self.columns)
         return table
 
@@ -206,7 +208,7 @@ def _refuse_changed(shard: _Opened) -> None:
     except OSError as error:
         raise _not_as_opened(shard.path, f"{error.strerror}") from error
     if identity != shard.identity:
-        sizes = f"{identity[1]} bytes now, {shard.identity[1]} then"
+        sizes = f"{shard.identity[1]} bytes before, {identity[1]} bytes now"
         raise _not_as_opened(shard.path, f"a changed file ({sizes})")
 
 
@@ -227,14 +229,14 @@ def _refuse_missing(path: Path, table: pa.Table, columns: Sequence[Column]) -> N
         if column.dtype in ("int64", "string") and table.column(column.name).null_count:
             raise DataError(
                 f"shard {path} must hold a value of column {column.name!r} in every record",
-                got=Plain(f"{table.column(column.name).null_count} missing"),
+                got=Plain(f"{table.column(column.name).null_count} missing values"),
                 fix=INGEST_AGAIN,
             )
 
 
 def _damaged(path: Path, error: Exception) -> DataError:
     return DataError(
-        f"shard {path} must be whole Parquet",
+        f"shard {path} must be an undamaged Parquet file",
         got=Plain((str(error).splitlines() or [type(error).__name__])[0]),
         fix=INGEST_AGAIN,
     )
@@ -242,7 +244,7 @@ def _damaged(path: Path, error: Exception) -> DataError:
 
 def _not_as_opened(path: Path, got: str) -> DataError:
     return DataError(
-        f"shard {path} must stay as it is while it is read",
+        f"shard {path} must not change while it is read",
         got=Plain(got),
-        fix="Leave the dataset alone while a run reads it; `stoker ingest` makes it again.",
+        fix="Do not change the dataset while a run reads it; `stoker ingest` writes it again.",
     )

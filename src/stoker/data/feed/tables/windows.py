@@ -31,16 +31,16 @@ from stoker.data.feed.tables.row_groups import (
 from stoker.data.feed.tables.shards import THREADS, TableShards
 
 WINDOW_BYTES = 128 << 20
-"""Memory of a window. A run starts or resumes after its first window is decoded, in under 1 s. Three
-are in memory at once: the current one, the next, and one that earlier batches still use."""
+"""Memory of a window, bytes. A run starts or resumes when its first window is decoded, in under 1 s. Up to three
+windows are in memory: the current window, the next, and the previous one, which earlier batches still use."""
 
 ORDER_ROWS = 1 << 16
-"""Rows whose order is computed at once; the intermediate results fit into the CPU cache."""
+"""Number of rows whose order is computed at a time, so that intermediate results fit into the CPU cache."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Block:
-    """Rows of one epoch in their final order: whole batches, and at its end a smaller one."""
+    """Rows of one epoch in their final order: full batches; an epoch's last batch may be smaller."""
 
     epoch: int
     """The epoch, from 0."""
@@ -55,7 +55,7 @@ class Block:
     """Column -> [rows, ...]."""
 
     def batches(self) -> Iterator[dict[str, Values]]:
-        """Return its batches, which are views of it."""
+        """Yield the batches of the block; they are views of its arrays."""
         for start in range(0, self.rows, self.batch_size):
             rows = slice(start, start + self.batch_size)
             yield {name: values[rows] for name, values in self.columns.items()}
@@ -79,12 +79,12 @@ class TableStream:
             dataset: The ingested dataset.
             split: Name of the split.
             columns: The columns to read; no images.
-            window_bytes: Memory of a window, or of `MIN_WINDOW_GROUPS` row groups if that is more. The
-                order depends on it: a resumed run must use the same.
-            threads: Number of threads that decode and permute; None: as many as cores.
+            window_bytes: Memory of a window; a window has at least `MIN_WINDOW_GROUPS` row groups, even if
+                they need more. The order depends on this value, so a resumed run must use the same value.
+            threads: Number of threads that decode and permute; None: the number of cores.
 
         Raises:
-            DataError: a shard is missing, cut or not what its manifest says; names it.
+            DataError: a shard is missing or truncated, or differs from its manifest; the error names it.
         """
         self.columns = tuple(columns)
         self._threads = threads or THREADS
@@ -107,13 +107,13 @@ class TableStream:
             batch_size: Rows per batch; an epoch's last batch may be smaller.
             seed: Seed of the order.
             epochs: The epochs to read.
-            first_step: First batch of the first epoch; earlier windows are not read.
+            first_step: Number of the first batch in the first epoch; windows before it are not read.
 
         Returns:
-            An iterator that decodes one block ahead; close or drop it to end its threads.
+            An iterator that decodes the next block in advance; close or delete it to end its threads.
 
         Raises:
-            DataError: from the iterator: a shard was changed, cut or damaged; names it.
+            DataError: raised by the iterator: a shard was changed, truncated or damaged; the error names it.
         """
         windows = (
             window
@@ -126,22 +126,22 @@ class TableStream:
         return self._blocks(windows, batch_size)
 
     def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> NDArray[np.int64]:
-        """Return which rows of the split `shuffled` gives at positions [first, last)."""
+        """Return the row numbers that `shuffled` yields at positions [first, last) of an epoch."""
         windows = self._windows(epoch, seed)
         return rows_at(windows, self._shards.group_rows, first=first, last=last)
 
     def in_order(self, *, batch_size: int) -> Iterator[Block]:
-        """Return the rows in stored order, once; see `shuffled`."""
+        """Return the rows of one pass in stored order; see `shuffled`."""
         windows = stored_windows(self._shards.group_rows, window_groups=self.window_groups)
         return self._blocks(_from_row(windows, 0), batch_size)
 
     def stages(self, *, batch_size: int, seed: int, made: list[Block]) -> Iterator[StageWork]:
-        """Return how the first window of the first epoch is made; see `measure_stages`.
+        """Return the work to make the first window of epoch 0, stage by stage, for `measure_stages`.
 
         Args:
             batch_size: Rows per batch.
             seed: Seed of the order.
-            made: Receives the block that was made.
+            made: List to which the finished block is written.
         """
         window = self._windows(0, seed)[0]
         decoded: dict[int, pa.Table] = {}
@@ -175,7 +175,7 @@ class TableStream:
         read = partial(self._shards.read, pool=pool)
         maker = _BlockMaker(self._shards, read, batch_size=batch_size, pool=pool)
         try:
-            # One window at a time, because the rows left from one are the first of the next.
+            # One window at a time: rows that are left from a window are the first rows of the next.
             pending = [ahead.submit(maker.block, window) for window in islice(windows, 1)]
             while pending:
                 block = pending.pop().result()
@@ -184,7 +184,7 @@ class TableStream:
                     yield block
                 del block
         finally:
-            # In this order: then a window that is being made ends at its next step.
+            # Close `pool` first, so that a window in progress fails at its next step; then wait for both.
             pool.shutdown(wait=False, cancel_futures=True)
             ahead.shutdown(cancel_futures=True)
             pool.shutdown()
@@ -192,14 +192,14 @@ class TableStream:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _WindowPart:
-    """A window without its first rows."""
+    """A window of which the first rows may be skipped."""
 
     window: Window
     skipped: int
-    """Number of rows of its order that are skipped."""
+    """Number of rows, in the window's order, that are skipped."""
 
     is_last: bool
-    """Whether it is the last of its epoch."""
+    """Whether the window is the last of its epoch."""
 
 
 def _from_row(windows: list[Window], first_row: int) -> Iterator[_WindowPart]:
@@ -211,11 +211,11 @@ def _from_row(windows: list[Window], first_row: int) -> Iterator[_WindowPart]:
 
 
 Read = Callable[[NDArray[np.int64], Callable[[int, pa.Table], None]], object]
-"""Takes row groups and a function to call with each; see `TableShards.read`."""
+"""Function that reads row groups and calls a function with each; see `TableShards.read`."""
 
 
 class _BlockMaker:
-    """Converts windows to blocks of whole batches, one after the other."""
+    """Converts windows, one after the other, to blocks of full batches."""
 
     def __init__(self, shards: TableShards, read: Read, *, batch_size: int, pool: Executor) -> None:
         self._shards, self._read = shards, read
@@ -224,7 +224,7 @@ class _BlockMaker:
         self._leftover_rows = 0
 
     def block(self, part: _WindowPart) -> Block:
-        """Return the rows left from the previous window, then this window's, as whole batches."""
+        """Return full batches: first rows that are left from the previous window, then this window's rows."""
         columns, leftover = self._fill(part.window), self._leftover_rows
         rows = leftover + part.window.rows - part.skipped
         full = rows if part.is_last else rows - rows % self._batch_size
@@ -258,7 +258,7 @@ class _BlockMaker:
         return dict(zip(filling, finished, strict=True))
 
     def _destinations(self, window: Window) -> NDArray[np.int64]:
-        """Return [rows] the place in the block of each row of the window, in stored order."""
+        """Return the place in the block of each row of the window, in stored order: [rows]."""
         destinations = np.empty(window.rows, np.int64)
 
         def fill(first: int) -> None:

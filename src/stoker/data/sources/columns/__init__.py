@@ -1,1 +1,1 @@
-"""From raw values to typed columns: names, types, lengths, missing values."""
+"""Convert raw values to typed columns: names, types, lengths, missing values."""

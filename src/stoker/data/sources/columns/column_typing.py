@@ -1,4 +1,4 @@
-"""The type of one column of Parquet or JSON Lines files, from its types and values."""
+"""Find the type of a column whose values have types of their own: in Parquet, JSON Lines, TFRecord."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from stoker.data.sources.records import Assumption, Cells, Reading, good_cells, 
 from stoker.data.sources.written_numbers import NumberText
 
 Family = Literal["int", "float", "string", "image", "null"]
-"""What the values of an Arrow type are: whole numbers, numbers, text, bytes, or only nulls."""
+"""Kind of the values of an Arrow type: whole numbers, numbers, strings, bytes, or only nulls."""
 
 _PER_SECOND = {"s": 1, "ms": 10**3, "us": 10**6, "ns": 10**9}
 
@@ -30,7 +30,7 @@ _DAY_S = 86_400
 
 
 def family_of(kind: pa.DataType) -> Family | None:
-    """The family of an Arrow type, None where a column cannot hold its values."""
+    """Return the family of an Arrow type; None if a column cannot hold its values."""
     is_a = pa.types
     if is_a.is_dictionary(kind):
         return family_of(kind.value_type)
@@ -67,10 +67,10 @@ def _is_binary(kind: pa.DataType) -> bool:
 
 
 def plain(values: pa.Array) -> Cells:
-    """Values of any family as int64, float64, string or binary; null where missing.
+    """Convert values to int64, float64 or bytes (string for a column of nulls); null if missing.
 
     Args:
-        values: [rows] of a type that `family_of` knows. Times become whole seconds since 1970, UTC.
+        values: [rows] of a type that has a family. Times become whole seconds since 1970, UTC.
     """
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
@@ -82,7 +82,7 @@ def plain(values: pa.Array) -> Cells:
         return good_cells(pc.if_else(pc.is_nan(numbers), None, numbers), values)
     if family == "null":
         return good_cells(values.cast(pa.string()), values)
-    # Check text before it counts as text: Parquet does not promise UTF-8.
+    # Strings stay bytes until they are checked, because strings in Parquet may not be valid UTF-8.
     content = values.cast(pa.large_binary()).cast(pa.binary())
     return good_cells(content, content)
 
@@ -109,43 +109,43 @@ def _seconds(values: pa.Array) -> pa.Array:
 
 @dataclass(slots=True)
 class ColumnTyping:
-    """What is known so far about one column over all files."""
+    """What is known so far about one column, over all files."""
 
     name: str
-    """Its name in the files."""
+    """The column's name in the files."""
     override: Override | NumberText | None
-    """Its setting in `data.types`."""
+    """The column's setting in `data.types`; None without one."""
     families: dict[Family, str] = field(default_factory=dict)
-    """Family of its values -> the first file with it."""
+    """Family of values -> the first file with such values."""
     tally: Tally = field(default_factory=Tally)
-    """Counts of its values by their form."""
+    """Counts of the values by their form."""
     holds_images: bool = False
-    """True if some bytes begin like an image, even one of an unsupported format."""
+    """Whether some bytes begin like an image, even of an unsupported format."""
     forms: dict[str, str] = field(default_factory=dict)
     """`vectors` or `single values` -> the first file with them."""
     lengths: Counter[int] = field(default_factory=Counter)
-    """Length of a vector -> number of records."""
+    """Length of a vector or list -> number of records."""
     lists: bool = False
-    """True if a file holds lists whose lengths are not part of the type."""
+    """Whether a file holds lists whose type does not fix their length."""
     varies: bool = False
-    """True if `data.columns.lists` names it."""
+    """Whether the lists are read as lists of varying length, for example because of `data.columns.lists`."""
 
     @property
     def is_vector(self) -> bool:
-        """True if each record holds several values."""
+        """Whether each record holds a vector or list, not a single value."""
         return "vectors" in self.forms
 
     @property
     def family(self) -> Family:
-        """The family that holds the values of all files."""
+        """The family that can hold the values of all files."""
         found = set(self.families) - {"null"} or {"null"}
         return "float" if found == {"int", "float"} else next(iter(found))
 
     @property
     def by_text(self) -> bool:
-        """True if `data.types` sets another type than the files have.
+        """Whether values are read as text, because `data.types` sets a different type than the files have.
 
-        Numbers are none "as people write them": they have no marks to be read.
+        An example of a written number (`{number: "1,234.5"}`) has no effect on values that are numbers already.
         """
         if isinstance(self.override, NumberText) and self.family in ("int", "float"):
             return False
@@ -153,25 +153,25 @@ class ColumnTyping:
 
     @property
     def is_open(self) -> bool:
-        """True if the files' types do not determine how the values are read; images aside."""
+        """Whether values must be counted, because the files' types do not determine how they are read."""
         return self.by_text or self.lists or (self.family == "int" and not self.is_vector)
 
     def note_type(self, kind: pa.DataType, file: SourceFile, *, rows: int) -> None:
-        """Add one file's type of the column.
+        """Add the type that the column has in a file.
 
         Raises:
-            DataError: no column can hold the type, or another file has another type.
+            DataError: no column can hold the type, or the type differs from an earlier file's.
         """
         item = item_type(kind)
         family = family_of(kind if item is None else item)
         if family is None or (item is not None and family == "image"):
             raise UnusableColumn(
                 self.name,
-                f"{file.location}: column {self.name!r} must hold numbers, text, times or encoded "
-                "images, or lists of numbers or text",
+                f"{file.location}: column {self.name!r} must hold numbers, strings, times or encoded "
+                "images, or lists of numbers or strings",
                 got=Plain(str(kind)),
-                fix=f"Set {leaving_out(self.name)}, or convert it: nested values become columns of "
-                "their own.",
+                fix=f"Set {leaving_out(self.name)}, or convert the column; store nested values as "
+                "separate columns.",
             )
         self.families.setdefault(family, file.name)
         if item is not None or family != "null":
@@ -188,9 +188,9 @@ class ColumnTyping:
             types = self.forms if len(self.forms) > 1 else self.families
             others = ", ".join(f"{what} in {name}" for what, name in types.items())
             raise DataError(
-                f"column {self.name!r} must have one type in all files",
+                f"column {self.name!r} must have the same type in all files",
                 got=Plain(others),
-                fix="Write the files with one schema, or leave some out by a glob.",
+                fix="Write all files with the same schema, or exclude files with a glob.",
             )
 
     def add_images(self, encoded: pa.Array) -> None:
@@ -203,11 +203,11 @@ class ColumnTyping:
             self.holds_images = any(begins_as_image(value or b"") for value in encoded.to_pylist())
 
     def add_values(self, values: pa.Array, missing: pa.Array) -> None:
-        """Add some records whose type alone does not determine how they are read.
+        """Count the values of some records; see `is_open`.
 
         Args:
             values: [rows] as in the file; no images.
-            missing: The texts that mean "missing".
+            missing: The strings that mean "missing".
         """
         if self.is_vector:
             values = self._values_of_lists(values)
@@ -221,7 +221,7 @@ class ColumnTyping:
     def _values_of_lists(self, lists: pa.Array) -> pa.Array:
         if pa.types.is_null(lists.type):
             return lists
-        if not pa.types.is_fixed_size_list(lists.type):  # there the length is part of the type
+        if not pa.types.is_fixed_size_list(lists.type):  # `note_type` counts fixed lengths
             lengths = lengths_of(lists)
             self.lengths.update(lengths[lengths >= 0].tolist())
         return lists.flatten()
@@ -230,19 +230,19 @@ class ColumnTyping:
         """Check, after all records were read, that a column of bytes holds images.
 
         Raises:
-            DataError: none of its values begins like an image.
+            DataError: no value begins like an image.
         """
         if not self.holds_images:
             raise UnusableColumn(
                 self.name,
                 f"column {self.name!r} of bytes must hold encoded images",
                 got=Plain("no image in any record"),
-                fix=f"Set {leaving_out(self.name)}, or data.types: {{{self.name}: string}} if it is "
+                fix=f"Set {leaving_out(self.name)}, or data.types: {{{self.name}: string}} if it holds "
                 "text.",
             )
 
     def reading(self, *, is_label: bool) -> Reading:
-        """How the column is read."""
+        """Return how the column is read."""
         gaps_end_records = is_label or self.is_vector
         if self.by_text:
             return self.tally.settled(self.override, gaps_end_records=gaps_end_records)
@@ -250,30 +250,30 @@ class ColumnTyping:
             return "int" if gaps_end_records or not self.tally.missing else "whole"
         return "string" if self.family == "null" else self.family
 
-    def column(self, how: Reading, *, most_bad: int) -> Column:
-        """The resulting column.
+    def column(self, how: Reading, *, max_bad: int) -> Column:
+        """Return the stored column.
 
         Args:
-            how: How it is read.
-            most_bad: `data.max_bad_rows`.
+            how: How the column is read; result of `reading`.
+            max_bad: The setting `data.max_bad_rows`.
 
         Raises:
             ConfigError: `data.columns.lists` names a column of single values.
         """
         column = stored_column(self.name, how, widest=self.tally.widest)
         if self.is_vector:
-            length = common_length(self.lengths, most_bad=most_bad)
+            length = common_length(self.lengths, max_bad=max_bad)
             return replace(column, length=VARYING if self.varies else length)
         if self.varies:
             raise no_lists(self.name)
         return column
 
     def assumed(self, column: Column) -> Assumption | None:
-        """Return the assumption about the column that the user should know."""
+        """Return the assumption about the column of which the user must be warned; None if there is none."""
         return None if self.varies else assumed_of_lists(column, self.lengths)
 
     def typed(self, values: pa.Array, *, how: Reading, wide: bool, missing: pa.Array) -> Cells:
-        """The values in their stored type."""
+        """Convert values to their stored type."""
         found = plain(values)
         if self.by_text:
             text = clean(_as_text(found.values), self.override)

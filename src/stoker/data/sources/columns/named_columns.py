@@ -1,4 +1,4 @@
-"""One column of records that name their own values: its kind, its length, and deviations."""
+"""One column of records that name their own values: find its kind and length, and the records that deviate."""
 
 from __future__ import annotations
 
@@ -29,8 +29,8 @@ from stoker.data.sources.written_numbers import NumberText
 NUMBER, WHOLE_NUMBER, TRUTH = "a number", "a whole number", "true or false"
 WIDE_NUMBER = "a whole number of any size"
 TEXT, IMAGE, NOTHING, NULLS = "text", "an image", "", "a list of nulls"
-"""Kinds of values that are common to several sources; `NOTHING` if no record has a value. Values of
-`WIDE_NUMBER` are text: whether they fit is known only after the whole column was read."""
+"""Kinds of values that several formats have; `NOTHING` if no record has a value. Values of `WIDE_NUMBER` are kept as
+text, because it is known only after the whole column was read whether they fit its type."""
 
 FAMILIES: dict[str, Family] = {
     NOTHING: "null",
@@ -43,7 +43,7 @@ FAMILIES: dict[str, Family] = {
     TEXT: "string",
     IMAGE: "image",
 }
-"""Kinds of values that a column can hold -> their meaning."""
+"""Kind of value that a column can hold -> its family."""
 
 _ARROW: dict[Family, pa.DataType] = {
     "null": pa.string(),
@@ -56,26 +56,26 @@ _ARROW: dict[Family, pa.DataType] = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedColumn:
-    """How one column is read, decided after all records were seen."""
+    """How one column is read; decided after all records were scanned."""
 
     column: Column
     """The stored column."""
 
     how: Reading
-    """How its values are read."""
+    """How the column's values are read."""
 
     kind: str
     """The kind of value that a record must hold."""
 
     override: Override | NumberText | None
-    """Its setting in `data.types`."""
+    """The column's setting in `data.types`; None without one."""
 
     def cells(self, block: ParsedBlock, missing: pa.Array) -> Cells:
-        """The column's cells in one block; images are not checked yet.
+        """Return the column's cells in one block; images are not checked yet.
 
         Args:
             block: The records.
-            missing: The texts that mean "missing" in a number column.
+            missing: The strings that mean "missing" in a column of numbers.
         """
         given = block.columns.get(self.column.name, [])
         own = next((values for values in given if self._takes(values.kind)), None)
@@ -99,7 +99,7 @@ class NamedColumn:
                 cells = self._without_other_lengths(cells, values)
             elif not self._takes(values.kind):
                 wrong = _at(values.rows, len(block.rows))
-                reason = f"it holds {values.kind} where {self.kind} is the rule"
+                reason = f"it holds {values.kind} instead of {self.kind}"
                 cells = with_fault(cells, wrong, reason)
         return cells
 
@@ -108,59 +108,59 @@ class NamedColumn:
         return kind == self.kind or both_numbers
 
     def _without_other_lengths(self, cells: Cells, nulls: Values) -> Cells:
-        """A list of nulls is a missing value only if it is as long as other records' lists."""
+        """Refuse lists of nulls that are not as long as the column's lists: others are missing values."""
         if self.column.is_ragged:
             missing = _at(nulls.rows, len(cells.bad)) & (self.how in ("int", "bool"))
             return with_fault(cells, missing, LIST_NUMBER_MISSING)
         length = self.column.length or 1
         other = nulls.counts != length if self.kind else np.zeros(len(nulls.rows), np.bool_)
-        reason = f"it holds another number of nulls than {length}"
+        reason = f"it holds a list of nulls whose length is not {length}"
         return with_fault(cells, _at(nulls.rows[other], len(cells.bad)), reason)
 
     def _folded(self, own: Values, rows: int, read: Callable[[pa.Array], Cells]) -> Cells:
         length = self.column.length
         if length is not None:
-            # Only whole numbers cannot be missing: their column would need another type.
+            # A list of whole numbers cannot be missing, because its column has no missing value.
             filled = 0 if self.how in ("int", "bool") else length
             cells = list_cells(_lists(own, rows, filled=filled), length=length, read=read)
             single = _at(own.rows[own.single], rows) & self.column.is_ragged
-            return with_fault(cells, single, "it holds a single value where a list is the rule")
+            return with_fault(cells, single, "it holds a single value instead of a list")
         single = own.counts == 1
         kept = own if single.all() else own.chosen(single, kind=own.kind)
         cells = read(_spread(kept.flat, kept.rows, rows))
         for count in np.unique(own.counts[~single]).tolist():
             wrong = _at(own.rows[own.counts == count], rows)
-            cells = with_fault(cells, wrong, f"it holds {count} values where one is the rule")
+            cells = with_fault(cells, wrong, f"it holds {count} values instead of one")
         return cells
 
 
 @dataclass(slots=True)
 class LearnedColumn:
-    """What is known so far about one column."""
+    """What is known so far about one column, while the records are scanned."""
 
     name: str
-    """Its name in the records."""
+    """The column's name in the records."""
 
     override: Override | NumberText | None
-    """Its setting in `data.types`."""
+    """The column's setting in `data.types`; None without one."""
 
     varies: bool = False
-    """True if `data.columns.lists` names it."""
+    """Whether `data.columns.lists` names the column."""
 
     kinds: dict[str, ColumnTyping] = field(default_factory=dict)
-    """Kind -> counts of its values."""
+    """Kind -> what is known about the values of this kind."""
 
     lengths: Counter[tuple[str, int]] = field(default_factory=Counter)
-    """Number of records by kind and number of values, without those that have no value."""
+    """(Kind, number of values) -> number of records; records without a value are not counted."""
 
     first: dict[tuple[str, int], str] = field(default_factory=dict)
-    """The first record of each."""
+    """(Kind, number of values) -> the first record with them, for messages."""
 
     single: int = 0
-    """Number of records that are known to hold one value instead of a list."""
+    """Number of records that are known to hold a single value, not a list of one value."""
 
     def add(self, block: ParsedBlock, missing: pa.Array) -> None:
-        """Add one block."""
+        """Add the column's values in one block."""
         for values in block.columns.get(self.name, ()):
             if values.kind == NULLS:
                 continue
@@ -186,7 +186,7 @@ class LearnedColumn:
                     typed.tally.keep(clean(values.flat).values)
 
     def assumed(self, settled: NamedColumn) -> Assumption | None:
-        """Return the assumption about the column that the user should know."""
+        """Return the assumption about the column of which the user must be warned; None if there is none."""
         if settled.column.is_ragged:
             counts: Counter[int] = Counter()
             for (_, count), records in self.lengths.items():
@@ -197,22 +197,22 @@ class LearnedColumn:
             return None
         return assumed_of(self.name, settled.how, typed.tally)
 
-    def settled(self, *, rows: int, is_label: bool, most_bad: int) -> NamedColumn:
-        """How the column is read.
+    def settled(self, *, rows: int, is_label: bool, max_bad: int) -> NamedColumn:
+        """Decide how the column is read, after all blocks were added.
 
         Args:
             rows: Total number of records.
-            is_label: True for a column that every record must have.
-            most_bad: `data.max_bad_rows`.
+            is_label: Whether every record must have a value in the column.
+            max_bad: The setting `data.max_bad_rows`.
 
         Raises:
-            DataError: no column can hold its values, or too many records deviate from the others.
+            DataError: no column can hold the values, or too many records deviate from the others.
         """
         (kind, length), records = max(
             self.lengths.items(), key=lambda item: item[1], default=((NOTHING, 1), 0)
         )
         present = self.lengths.total()
-        allowed = allowed_deviations(present, most_bad=most_bad)
+        allowed = allowed_deviations(present, max_bad=max_bad)
         if self.varies or present - records > allowed:
             kind, length = self._listed_kind(allowed), VARYING
         if kind not in FAMILIES:
@@ -229,11 +229,11 @@ class LearnedColumn:
         if length != 1:
             typed.forms["vectors"], typed.lengths = "", Counter({length: records})
         how = typed.reading(is_label=is_label)
-        column = typed.column(how, most_bad=most_bad)
+        column = typed.column(how, max_bad=max_bad)
         return NamedColumn(column=column, how=how, kind=kind, override=self.override)
 
     def _listed_kind(self, allowed: float) -> str:
-        """The kind of value that the lists hold, if their lengths may vary.
+        """Return the kind of value that lists of varying length hold.
 
         Raises:
             DataError: the records hold several kinds, single values, or lists of images.
@@ -256,19 +256,19 @@ class LearnedColumn:
             for (kind, count), records in self.lengths.most_common(_SHOWN)
         ]
         more = len(self.lengths) - len(parts)
-        rest = f"; and {more} other numbers of values" if more else ""
+        rest = f"; and {more} other combinations of kind and number of values" if more else ""
         return UnusableColumn(
             self.name,
-            f"column {self.name!r} must hold the same in every record: a number, a text or an "
-            "encoded image, or a list of numbers or texts",
+            f"column {self.name!r} must hold the same kind of value in every record: a number, a string or "
+            "an encoded image, or a list of numbers or strings",
             got=Plain("; ".join(parts) + rest),
-            fix=f"Set {leaving_out(self.name)}, or cut, pad or convert it where the records are "
+            fix=f"Set {leaving_out(self.name)}, or cut, pad or convert the values when the records are "
             "written.",
         )
 
 
 _SHOWN = 3
-"""Most kinds and lengths that an error lists, the most common first."""
+"""Maximum number of kinds and lengths that an error lists, the most common first."""
 
 
 def _no_values(kind: pa.DataType) -> Values:
@@ -285,7 +285,7 @@ def _at(rows: NDArray[np.int64], count: int) -> NDArray[np.bool_]:
 
 
 def _spread(flat: pa.Array, rows: NDArray[np.int64], count: int) -> pa.Array:
-    """[count] the values at their rows, null in the others."""
+    """Return [count] values: `flat` at its rows, and null in the other rows."""
     if len(rows) == count:
         return flat
     places = np.full(count, -1)
@@ -294,12 +294,12 @@ def _spread(flat: pa.Array, rows: NDArray[np.int64], count: int) -> pa.Array:
 
 
 def _lists(values: Values, rows: int, *, filled: int) -> pa.Array:
-    """[rows] a list for each record.
+    """Return a list for each record: [rows].
 
     Args:
-        values: The values of the records that have any.
+        values: The values of the records that have a value.
         rows: Total number of records.
-        filled: How many nulls the list of the others holds; 0: they have no list.
+        filled: Number of nulls in the list of a record without a value; 0: its list is null.
     """
     counts = np.zeros(rows, np.int64)
     counts[values.rows] = values.counts

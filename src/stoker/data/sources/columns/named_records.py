@@ -1,4 +1,4 @@
-"""TFRecord and JSON Lines: finds the columns, and reads the records in blocks."""
+"""Find the columns of TFRecord and JSON Lines files, and read their records in blocks."""
 
 from __future__ import annotations
 
@@ -57,9 +57,9 @@ def scan_named(
         blocks: Every record of the source, file by file.
         config: How the source is read.
         labels: The columns that every record must have.
-        in_order: True if the order of the columns in the records counts; otherwise
-            columns are sorted by name.
-        progress: Called with the records done.
+        in_order: Whether columns keep the order that they have in the records; otherwise they are sorted
+            by name.
+        progress: Called with the number of records done, and None for the unknown total.
 
     Raises:
         DataError: files differ in their columns, or a column holds values of an unsupported kind.
@@ -75,7 +75,7 @@ def scan_named(
     known_types(config, names)
     settled = [
         scanner.columns[name].settled(
-            rows=scanner.rows, is_label=name in labels, most_bad=config.max_bad_rows
+            rows=scanner.rows, is_label=name in labels, max_bad=config.max_bad_rows
         )
         for name in names
     ]
@@ -96,46 +96,46 @@ class NamedFormat(Generic[Part]):
     """A format whose records name their values."""
 
     title: str
-    """Its name in messages."""
+    """Name of the format in messages."""
 
     split: Callable[[SourceFile, Path], Iterator[Part]]
-    """Cuts a file into parts of limited size, given its local copy."""
+    """Function that cuts a file, at the path of its local copy, into parts of limited size."""
 
     parse: Callable[[Part], ParsedBlock]
-    """Parses one part, in a worker; can be pickled."""
+    """Function that parses one part in a worker; it must be picklable."""
 
     bytes_of: Callable[[Part], int]
-    """Memory that a part takes, bytes."""
+    """Function that returns the memory of a part, bytes."""
 
     in_order: bool
-    """True if the order of the columns in the records counts; else columns are sorted."""
+    """Whether columns keep the order that they have in the records; else they are sorted by name."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NamedFiles(Generic[Part]):
-    """One or more files of such a format, whose records have the same names."""
+    """A source of one or more files in a `NamedFormat`; all files must have the same columns."""
 
     listing: Listing
     """The files."""
 
     config: IngestConfig
-    """How they are read."""
+    """How the files are read."""
 
     labels: Collection[str]
     """The columns that every record must have."""
 
     workers: Workers
-    """Parse the parts."""
+    """Workers that parse the parts."""
 
     format: NamedFormat[Part]
-    """How records are found."""
+    """The format of the files."""
 
     def scan(self, progress: Progress) -> Scan:
         """Learn each column's kind, length and type from all records.
 
         Raises:
-            DataError: a file has another format, its columns differ from the first file's, or the
-                values of a column differ from record to record.
+            DataError: a file has a different format, its columns differ from the first file's, or the
+                values of a column are of different kinds.
             ConfigError: `data.types` names a column that does not exist, or images differ in size.
         """
         parsed = self.workers.map(self.format.parse, self._parts(), bytes_of=self.format.bytes_of)
@@ -148,7 +148,7 @@ class NamedFiles(Generic[Part]):
         )
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Yield every record with its columns' types, or its fault."""
+        """Yield all records in the types of their columns; a record that cannot be read has a fault."""
         reader = NamedReader(
             scan=scan, config=self.config, labels=tuple(self.labels), content=content
         )
@@ -170,7 +170,7 @@ def _parse_and_read(
 
 @dataclass(frozen=True, kw_only=True)
 class NamedReader:
-    """Converts parsed records to the types of their columns; can be pickled."""
+    """Converts parsed records to the types of their columns; picklable."""
 
     scan: Scan
     """The result of `scan_named`."""
@@ -182,10 +182,10 @@ class NamedReader:
     """The columns that every record must have."""
 
     content: Content | None
-    """Additional value that each block computes for its rows."""
+    """Function for an additional value of each row, which is computed with each block; None: not computed."""
 
     def block(self, block: ParsedBlock, *, pool: ThreadPoolExecutor) -> Block:
-        """Convert a block's records to their columns' types, and list the faults of the others.
+        """Convert a block's records to the types of their columns; list the faults of bad records.
 
         Args:
             block: The records.
@@ -221,7 +221,7 @@ class NamedReader:
 
 
 class _Scanner:
-    """What was seen so far."""
+    """Collects what is known about columns and images, block by block."""
 
     def __init__(self, config: IngestConfig, *, in_order: bool) -> None:
         self.columns: dict[str, LearnedColumn] = {}
@@ -236,7 +236,7 @@ class _Scanner:
         self._first: tuple[str, Sequence[str]] | None = None
 
     def add(self, block: ParsedBlock, pool: ThreadPoolExecutor) -> None:
-        """Add one more block."""
+        """Add the next block."""
         if self._file is None or block.file != self._file.file:
             self.end_file()
             self._file, self._names = block, {}
@@ -268,11 +268,11 @@ class _Scanner:
                     )
 
     def ordered(self, names: Iterable[str]) -> list[str]:
-        """Names of columns in order: protobuf's maps have no order, and return a different one each time."""
+        """Return column names in the records' order, or sorted if that order is random, as in protobuf's maps."""
         return list(names) if self._in_order else sorted(names)
 
     def end_file(self) -> None:
-        """Check that a file has the columns of the first; a file without a complete record has none."""
+        """Check that the current file has the columns of the first file; files without records are skipped."""
         if self._file is None or not self._names:
             return
         file, names = self._file.file, self.ordered(self._names)

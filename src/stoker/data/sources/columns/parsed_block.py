@@ -1,4 +1,4 @@
-"""Parses records that name and type their own values into columns, a block at a time."""
+"""Collect the values of records that name and type their own values into columns, block by block."""
 
 from __future__ import annotations
 
@@ -15,45 +15,45 @@ from stoker.data.sources.files.listing import SourceFile
 from stoker.data.sources.records import Fault
 
 MAX_NAMES = 100_000
-"""Most names of columns in a block: with more, the names are themselves data."""
+"""Maximum number of column names in a block; with more, the names are probably data."""
 
 
 @dataclass(slots=True)
 class Collected:
-    """The values of one name and one kind, while a block is collected."""
+    """The values with the same name and kind, while a block is collected."""
 
     flat: Any
-    """The values of all these records, concatenated; has `append` or `extend`."""
+    """The values of all records, concatenated; an object with `append` or `extend`."""
 
     rows: list[int] = field(default_factory=list)
-    """Indexes of the records in the block, ascending."""
+    """Index in the block of each record that has such values, ascending."""
 
     counts: list[int] = field(default_factory=list)
-    """Number of values of each, at least one; -1 for a single value, in
-    records that distinguish that from a list of one."""
+    """Number of values of each of these records, at least 1; -1 for a single value, if the format distinguishes it
+    from a list of one value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Values:
-    """The values of a block with one name and one kind."""
+    """The values of a block that have the same name and kind."""
 
     kind: str
-    """The source's name of the kind."""
+    """Name of the kind, such as `a number`."""
 
     rows: NDArray[np.int64]
-    """[records] indexes in the block, ascending."""
+    """[records] index in the block of each record that has such values, ascending."""
 
     counts: NDArray[np.int64]
-    """[records] number of values of each, at least one."""
+    """[records] number of values of each record, at least 1."""
 
     flat: pa.Array
-    """[sum of counts] the values; of type null for kinds that no column can hold."""
+    """[sum of counts] the values of all records, concatenated; nulls for kinds that no column can hold."""
 
     single: NDArray[np.bool_]
-    """[records] whether the value is known to be single, not a list."""
+    """[records] whether the record is known to hold a single value, not a list."""
 
     def chosen(self, mask: NDArray[np.bool_], *, kind: str) -> Values:
-        """Some of these records, with another kind."""
+        """Return some of the records, as values of `kind`."""
         flat = self.flat.filter(pa.array(np.repeat(mask, self.counts)))
         return Values(
             kind=kind,
@@ -69,13 +69,13 @@ class ParsedBlock:
     """Some parsed records of one file."""
 
     file: SourceFile
-    """Their position."""
+    """The file of the records."""
 
     rows: NDArray[np.int64]
-    """[rows] the numbers of the records that could be parsed."""
+    """[rows] numbers, in the file, of the records that could be parsed."""
 
     columns: dict[str, list[Values]]
-    """Name -> its values by kind; an empty list if the records only name it."""
+    """Name -> its values, one entry per kind; an empty list if the name occurs only without a value."""
 
     broken: list[Fault]
     """The records that could not be parsed."""
@@ -88,7 +88,7 @@ class ParsedBlock:
 
 
 Finish = Callable[[str, Collected], Iterable[Values]]
-"""Converts the collected values of one kind to Arrow values, of one kind or several."""
+"""Function of a kind and its collected values -> Arrow values, which may be of several kinds."""
 
 
 class BlockBuilder:
@@ -97,7 +97,7 @@ class BlockBuilder:
     def __init__(self, file: SourceFile) -> None:
         """Start an empty block."""
         self.names: dict[str, dict[str, Collected]] = {}
-        """Name -> kind -> collected values; the source's inner loop writes here."""
+        """Name -> kind -> collected values; parsers write to it directly."""
         self.rows: list[int] = []
         """Numbers of the parsed records."""
         self._file = file
@@ -108,16 +108,16 @@ class BlockBuilder:
         self._broken.append(Fault(file=self._file.name, row=row, column="", reason=reason))
 
     def build(self, finish: Finish) -> ParsedBlock:
-        """The block.
+        """Return the finished block.
 
         Raises:
             DataError: the block has more than `MAX_NAMES` names.
         """
         if len(self.names) > MAX_NAMES:
             raise DataError(
-                f"the records of {self._file.location} must agree on at most {MAX_NAMES:,} names",
-                got=Plain(f"{len(self.names):,} in {len(self.rows):,} records"),
-                fix="Store names that are data as values of a column.",
+                f"the records of {self._file.location} must have at most {MAX_NAMES:,} different column names",
+                got=Plain(f"{len(self.names):,} names in {len(self.rows):,} records"),
+                fix="If the names are data, store them as values of a column.",
             )
         columns = {
             name: [
@@ -137,7 +137,7 @@ class BlockBuilder:
 
 
 def values_of(kind: str, collected: Collected, flat: pa.Array) -> Values:
-    """The collected values as Arrow arrays."""
+    """Return the collected values as `Values`."""
     counts = np.array(collected.counts, np.int64)
     return Values(
         kind=kind,

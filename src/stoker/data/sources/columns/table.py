@@ -1,4 +1,4 @@
-"""Code for both CSV and Parquet: names and types of columns."""
+"""Names and types of columns, for all formats."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ _DTYPES: dict[Reading, Dtype] = {
 
 
 def stored_column(name: str, how: Reading, *, widest: float) -> Column:
-    """The column for a way of reading.
+    """Return the stored column of single values.
 
     Args:
-        name: Its name.
-        how: How it is read.
-        widest: Largest magnitude of its whole numbers, which decides their type if some are missing.
+        name: The column's name.
+        how: How the column is read.
+        widest: Largest magnitude of the column's whole numbers; it decides their type if values are missing.
     """
     if how in ("whole", "bool_with_gaps"):
         dtype: Dtype = "float64" if widest > WIDEST_FLOAT32 else "float32"
@@ -38,7 +38,7 @@ def stored_column(name: str, how: Reading, *, widest: float) -> Column:
 
 
 def kept_names(config: IngestConfig, names: Sequence[str]) -> list[str]:
-    """The columns of the files that `data.columns` does not exclude.
+    """Return the names of the columns that `data.columns` does not exclude.
 
     Raises:
         ConfigError: a column that `data.columns` names does not exist, or no column remains.
@@ -55,34 +55,36 @@ def kept_names(config: IngestConfig, names: Sequence[str]) -> list[str]:
     kept = [name for name in names if name not in excluded]
     if excluded and not kept:
         raise ConfigError(
-            "data.columns.exclude must leave a column", got=list(excluded), fix="Exclude fewer."
+            "data.columns.exclude must leave at least one column",
+            got=list(excluded),
+            fix="Exclude fewer columns.",
         )
     return kept
 
 
 def no_lists(name: str) -> ConfigError:
-    """The error if `data.columns.lists` names a column of something else."""
+    """Return the error for a column in `data.columns.lists` that does not hold lists."""
     return ConfigError(
-        "data.columns.lists must name columns of lists of numbers or text",
+        "data.columns.lists must name columns that hold lists of numbers or strings",
         got=name,
         fix="Leave it out.",
     )
 
 
 class UnusableColumn(DataError):
-    """A column from which no feature can be made, in files that are otherwise valid."""
+    """Raised for a column that cannot be read, in files that are otherwise valid."""
 
     def __init__(self, column: str, rule: str, *, got: object, fix: str) -> None:
-        """Name the column; see `DataError`."""
+        """Store the column's name; for the other arguments see `DataError`."""
         super().__init__(rule, got=got, fix=fix)
         self.column = column
 
 
 def check_names(names: Sequence[str], *, location: str) -> None:
-    """Check that a file names each of its columns once.
+    """Check that each column of a file has a usable name that occurs only once.
 
     Raises:
-        DataError: a name is empty, occurs twice, or is not text.
+        DataError: a name is empty, occurs twice, or has characters that are not allowed.
     """
     empty = [index + 1 for index, name in enumerate(names) if not name.strip()]
     if empty:
@@ -95,11 +97,11 @@ def check_names(names: Sequence[str], *, location: str) -> None:
 
 
 def bad_names(location: str, got: object) -> DataError:
-    """The error for a file whose columns do not have usable names."""
+    """Return the error for a file whose columns do not have usable names."""
     return DataError(
-        f"{location} must name every column once, in UTF-8 without control characters",
+        f"every column of {location} must have a different name, in UTF-8 without control characters",
         got=got,
-        fix="Fix its header.",
+        fix="Fix the file's header.",
     )
 
 
@@ -108,10 +110,10 @@ def _is_unfit(character: str) -> bool:
 
 
 def known_types(config: IngestConfig, names: Sequence[str]) -> dict[str, Override | NumberText]:
-    """Return `data.types`, after checking that each of its columns exists.
+    """Check that each column in `data.types` exists; return the setting.
 
     Raises:
-        ConfigError: a column does not exist; the nearest name is suggested.
+        ConfigError: a column does not exist; the error suggests the most similar name.
     """
     for name in config.types:
         if name not in names:
@@ -127,17 +129,17 @@ def check_same_columns(
     """Check that two files have the same columns, in any order.
 
     Raises:
-        DataError: a file lacks columns or has others; they are listed.
+        DataError: the second file lacks columns or has additional columns; the error lists them.
     """
     missing = [name for name in names if name not in set(others)]
     extra = [name for name in others if name not in set(names)]
     if not missing and not extra:
         return
     parts = [f"no {', '.join(map(repr, missing))}"] if missing else []
-    parts += [f"besides {', '.join(map(repr, extra))}"] if extra else []
+    parts += [f"additional {', '.join(map(repr, extra))}"] if extra else []
     raise DataError(
         f"{other.location} must have the columns of {first}",
         got=Plain(" and ".join(parts)),
-        fix="Rename columns or exclude them (data.columns) so that all files agree, or leave the file "
-        "out by a glob.",
+        fix="Rename columns or exclude them (data.columns) so that all files have the same columns, or "
+        "exclude the file with a glob.",
     )

@@ -1,4 +1,4 @@
-"""Converts text to numbers: the type that a column's values suggest, and the values in that type."""
+"""Convert text to numbers: find the type that a column's values suggest, and read the values in that type."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from stoker.data.sources.records import Assumption, Cells, Reading, good_cells, 
 from stoker.data.sources.written_numbers import NumberText, guess
 
 MISSING = ("", "NA", "N/A", "NaN", "nan", "null", "NULL", "None")
-"""Texts that mean "missing" in a number column."""
+"""Strings that mean "missing" in a column of numbers."""
 
 NUMBER_SHARE = 0.99
-"""Least share of a column's present values that must be numbers for a number column: a few wrong
-ones are bad records, many are a column of text."""
+"""A column holds numbers if at least this share of its present values are numbers; the other values are bad. With a
+smaller share, the column holds text."""
 
 SAMPLED = 1000
-"""Number of values of a text column that are checked for numbers in written form."""
+"""Maximum number of values of a text column that are checked for numbers in written form."""
 
 WIDEST_FLOAT32 = 2**24
-"""Largest magnitude up to which float32 holds every whole number."""
+"""Magnitude up to which float32 holds every whole number."""
 
 WIDEST_FLOAT64 = 2**53
-"""Largest magnitude up to which float64 holds every whole number."""
+"""Magnitude up to which float64 holds every whole number."""
 
 _INT = r"^[+-]?[0-9]+$"
 _NUMBER = r"^[+-]?(?:(?:[0-9]+\.?[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?|(?i:inf|infinity))$"
@@ -39,9 +39,11 @@ HOLDS_NUL = "{} holds a NUL byte"
 NOT_A_NUMBER = "{} is not a number"
 NOT_WHOLE = "{} is not a whole number"
 NOT_BOOL = "{} is neither true nor false"
-TOO_WIDE = "{} does not fit 64 bits"
-TOO_WIDE_WITH_GAPS = "{} does not fit: beyond 2^53, whole numbers need a column without gaps"
-TOO_LARGE = "{} does not fit a 32-bit float"
+TOO_WIDE = "{} does not fit in 64 bits"
+TOO_WIDE_WITH_GAPS = (
+    "{} does not fit: whole numbers beyond 2^53 need a column without missing values"
+)
+TOO_LARGE = "{} does not fit in a 32-bit float"
 
 
 @dataclass(slots=True)
@@ -49,38 +51,38 @@ class Tally:
     """Counts of the forms of one column's values, block by block."""
 
     missing: int = 0
-    """Number of values that mean "missing" in a number column."""
+    """Number of values that mean "missing" in a column of numbers."""
 
     present: int = 0
-    """Number of the other values."""
+    """Number of all other values."""
 
     ints: int = 0
-    """Of these, whole numbers of any size."""
+    """Number of present values that are whole numbers, of any size."""
 
     floats: int = 0
-    """Of these, other numbers."""
+    """Number of present values that are other numbers."""
 
     bools: int = 0
-    """Of these, true and false."""
+    """Number of present values that are true or false."""
 
     widest: float = 0.0
-    """Largest magnitude among the numbers."""
+    """Largest magnitude of all numbers."""
 
     beyond: int = 0
-    """Numbers beyond 2^53, above which float64 does not hold every whole number."""
+    """Number of values beyond 2^53, up to which float64 holds every whole number."""
 
     unfit: int = 0
-    """Whole numbers that do not fit 64 bits."""
+    """Number of whole numbers that do not fit in 64 bits."""
 
     sample: list[str] = field(default_factory=list)
-    """A sample of the values, for a column that holds not only whole numbers."""
+    """A sample of the values, if the column does not hold only whole numbers."""
 
     def add(self, text: pa.Array, missing: pa.Array) -> None:
         """Count the values of one block.
 
         Args:
             text: [rows] strings.
-            missing: The texts that mean "missing".
+            missing: The strings that mean "missing".
         """
         values = _present(text, missing)
         count = len(values) - values.null_count
@@ -109,16 +111,16 @@ class Tally:
         self.sample += other.sample[: SAMPLED - len(self.sample)]
 
     def keep(self, values: pa.Array) -> None:
-        """Sample the values of a text column.
+        """Add values of a text column to the sample, until it is full.
 
         Args:
-            values: [rows] strings, null where missing.
+            values: [rows] strings; null if missing.
         """
         room = SAMPLED - len(self.sample)
         self.sample += [text for text in values[: 2 * room].to_pylist() if text is not None][:room]
 
     def widen(self, numbers: pa.Array) -> None:
-        """Add the magnitudes of more numbers."""
+        """Update the largest magnitude, and the number of values beyond 2^53, with more numbers."""
         if len(numbers) > numbers.null_count:
             ends = pc.min_max(numbers).as_py()
             widest = max(abs(float(ends["min"])), abs(float(ends["max"])))
@@ -130,13 +132,13 @@ class Tally:
 
     @property
     def kind(self) -> str:
-        """`numbers` (including true and false) or `text`."""
+        """What the column holds: `numbers` (including true and false) or `text`."""
         return "text" if self.reading(None, gaps_end_records=True) == "string" else "numbers"
 
     def settled(self, override: Override | NumberText | None, *, gaps_end_records: bool) -> Reading:
-        """Like `reading`, if the values may be numbers in written form, or ids.
+        """Return how the column is read, also if its values are numbers in written form, or ids.
 
-        Whole numbers that are mostly too wide for a number type are ids, so text.
+        If more than 1 % of the whole numbers do not fit in the column's type, they are ids, which are text.
         """
         if isinstance(override, NumberText):
             natural = self.reading(None, gaps_end_records=gaps_end_records)
@@ -147,12 +149,12 @@ class Tally:
         return "string" if ids else how
 
     def reading(self, override: Override | None, *, gaps_end_records: bool) -> Reading:
-        """How the column is read.
+        """Return how the column is read, by the counts alone.
 
         Args:
-            override: Its setting in `data.types`.
-            gaps_end_records: True for the label: a record without it is a bad one, so that the
-                column has no gaps in the end.
+            override: The column's setting in `data.types`.
+            gaps_end_records: Whether a record without a value is a bad record, as for the label; then the
+                stored column has no missing value.
         """
         whole: Reading = "int" if gaps_end_records or not self.missing else "whole"
         mostly_bool = self.present > 0 and self.bools >= NUMBER_SHARE * self.present
@@ -169,14 +171,14 @@ class Tally:
 
 
 def assumed_of(name: str, how: Reading, tally: Tally) -> Assumption | None:
-    """Return the assumption about a column without `data.types` that the user should know, if any."""
+    """Return the assumption about a column that is not in `data.types`; None if the user need not be warned."""
     if how != "string":
         return None
     if tally.ints > NUMBER_SHARE * tally.present > 0:
         return Assumption(
             column=name,
-            text=f"column {name!r} is read as text: its whole numbers, up to {tally.widest:.3g}, do "
-            f"not fit a number column. This is right for ids; otherwise set data.types: {{{name}: float}}",
+            text=f"column {name!r} is read as text, because its whole numbers, up to {tally.widest:.3g}, do "
+            f"not fit in 64 bits. This is right for ids; otherwise set data.types: {{{name}: float}}",
         )
     number = guess(tally.sample)
     if number is None:
@@ -185,18 +187,19 @@ def assumed_of(name: str, how: Reading, tally: Tally) -> Assumption | None:
     read = number.plain(pa.array([text]))[0].as_py()
     return Assumption(
         column=name,
-        text=f"column {name!r} is read as text, and looks like numbers: {text!r} would be {read}. For "
-        f'numbers set data.types: {{{name}: {{number: "{number.number}"}}}}; for text {{{name}: string}}',
+        text=f"column {name!r} is read as text, but looks like numbers: {text!r} would be {read}. For "
+        f'numbers set data.types: {{{name}: {{number: "{number.number}"}}}}; for text, {{{name}: string}}',
         number=number.number,
     )
 
 
 def clean(raw: pa.Array, override: Override | NumberText | None = None) -> Cells:
-    """Converts bytes to strings; a value that is not UTF-8 or contains a NUL byte is bad.
+    """Convert bytes to strings; a value that is not UTF-8 or contains a NUL byte is bad.
 
     Args:
         raw: [rows] of type binary or string.
-        override: The setting in `data.types`: numbers in written form become `1234.5`.
+        override: The column's setting in `data.types`. If it is an example of a written number, written
+            numbers become plain numbers such as `1234.5`.
     """
     column = _cleaned(raw)
     if isinstance(override, NumberText):
@@ -224,13 +227,13 @@ def _is_utf8(value: bytes | None) -> bool:
 
 
 def read_text(column: Cells, reading: Reading, missing: pa.Array, *, wide: bool) -> Cells:
-    """Converts strings to a column's stored type.
+    """Convert strings to a column's stored type.
 
     Args:
         column: Result of `clean`.
-        reading: How it is read.
-        missing: The texts that mean "missing" in a number column.
-        wide: True if whole numbers with gaps need float64.
+        reading: How the column is read.
+        missing: The strings that mean "missing" in a column of numbers.
+        wide: Whether whole numbers with missing values are stored as float64, not float32.
     """
     if reading == "string":
         return column
@@ -247,7 +250,7 @@ def read_text(column: Cells, reading: Reading, missing: pa.Array, *, wide: bool)
 
 
 def gapped(column: Cells, *, wide: bool) -> Cells:
-    """Converts int64 with nulls to the float type that can hold it; a fault if none can."""
+    """Convert int64 with nulls to float32, or float64 if `wide`; numbers beyond 2^53 are bad."""
     values = pc.fill_null(column.values, 0).to_numpy(zero_copy_only=False)
     beyond = (values > WIDEST_FLOAT64) | (values < -WIDEST_FLOAT64)
     kept = pc.if_else(pa.array(beyond), None, column.values) if beyond.any() else column.values
@@ -257,7 +260,7 @@ def gapped(column: Cells, *, wide: bool) -> Cells:
 
 
 def narrowed(values: pa.Array, raw: pa.Array) -> Cells:
-    """Converts float64 to float32, NaN to null; a finite number that would become infinite is bad."""
+    """Convert float64 to float32, and NaN to null; a finite number that would become infinite is bad."""
     numbers = pc.fill_null(values, np.nan).to_numpy(zero_copy_only=False)
     with np.errstate(over="ignore"):
         small = numbers.astype(np.float32)
@@ -294,7 +297,7 @@ def _read_ints(values: pa.Array, raw: pa.Array) -> Cells:
     present = values.is_valid().to_numpy(zero_copy_only=False)
     digits = pc.if_else(pc.fill_null(pc.match_substring_regex(values, _INT), False), values, None)
     found, too_wide = _wide_ints(digits)
-    # pandas writes an integer column with gaps as 3.0: such a text also counts as a whole number.
+    # pandas writes 3 as 3.0 if the column has missing values, so 3.0 is read as a whole number, too.
     others = pc.if_else(pc.match_substring_regex(values, _NUMBER), values, None)
     numbers = pc.fill_null(_floats(others), np.nan).to_numpy(zero_copy_only=False)
     with np.errstate(invalid="ignore"):
@@ -309,12 +312,12 @@ def _read_ints(values: pa.Array, raw: pa.Array) -> Cells:
 
 
 def _wide_ints(digits: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
-    """[rows] the whole numbers that fit 64 bits, and which do not."""
+    """Return [rows] the whole numbers that fit in 64 bits, and [rows] whether each does not fit."""
     plain = pc.replace_substring_regex(digits, r"^\+", "")
     try:
         return plain.cast(pa.int64()), np.zeros(len(digits), np.bool_)
     except pa.ArrowInvalid:
-        # Python refuses to read thousands of digits; 64-bit numbers have at most 19.
+        # Python refuses to convert thousands of digits; 64-bit numbers have at most 19 digits.
         texts = [
             None if t is None else t if len(t.lstrip("-0")) < 20 else "1" * 20
             for t in plain.to_pylist()
@@ -327,7 +330,7 @@ def _wide_ints(digits: pa.Array) -> tuple[pa.Array, NDArray[np.bool_]]:
 
 
 def _all_ints(values: pa.Array) -> pa.Array | None:
-    """The fast path, for nearly every integer column."""
+    """Convert strings to int64; None if any is not a whole number. It is fast, and usually sufficient."""
     try:
         numbers = values.cast(pa.int64())
     except pa.ArrowInvalid:
@@ -368,5 +371,5 @@ def _mask(mask: pa.Array) -> NDArray[np.bool_]:
 
 
 def missing_texts(extra: Sequence[str]) -> pa.Array:
-    """The texts that mean "missing" in a number column, with those of `data.missing_values`."""
+    """Return the strings that mean "missing" in a column of numbers; `extra` is `data.missing_values`."""
     return pa.array([*MISSING, *extra], pa.string())

@@ -1,4 +1,4 @@
-"""Lists of numbers or strings: vectors, which have one length in every record, and lists of varying length."""
+"""Lists of numbers or strings: vectors, whose length is the same in every record, and lists of varying length."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ NUMBER_MISSING = "a whole number of the vector is missing"
 LIST_NUMBER_MISSING = "a whole number of the list is missing"
 
 MAX_VALUES = 1 << 16
-"""Longest list of a column of varying lengths: a batch of 1,024 rows with such a list takes 512 MiB,
-as its other lists are padded to it."""
+"""Maximum length of a list of varying length. The lists of a batch are padded to the longest, so a batch of 1,024
+rows with such a list takes 512 MiB."""
 
 
 MAX_ODD_SHARE = 0.1
-"""Largest share of the lists that `data.max_bad_rows` may leave out because of their length. If more differ,
-their lengths vary."""
+"""Maximum share of a column's lists that may be bad records because of their length, whatever `data.max_bad_rows`
+is. If more lists have a different length, they are lists of varying length."""
 
 
 def lengths_of(lists: pa.Array) -> NDArray[np.int64]:
-    """[rows] number of values in each list; -1 for a missing list.
+    """Return the number of values in each list, -1 for a missing list: [rows].
 
     Args:
         lists: [rows] of type list, large_list, fixed_size_list, or null.
@@ -44,39 +44,40 @@ def lengths_of(lists: pa.Array) -> NDArray[np.int64]:
 
 
 def lists_of(lengths: NDArray[np.int64], flat: pa.Array) -> pa.ListArray:
-    """[rows] lists of these lengths, from concatenated values."""
+    """Return lists of these lengths, from their concatenated values: [rows]."""
     offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
     return pa.ListArray.from_arrays(pa.array(offsets), flat)
 
 
-def common_length(counts: Mapping[int, int], *, most_bad: int) -> int:
-    """The length that makes a column of lists a column of vectors: that of at least 99 % of them.
+def common_length(counts: Mapping[int, int], *, max_bad: int) -> int:
+    """Return the length that at least 99 % of a column's lists have, so that the column holds vectors.
 
     Args:
-        counts: Length -> number of records, without records that have no list.
-        most_bad: `data.max_bad_rows`: this many may have another length, if they are at most 10 %.
+        counts: Length -> number of records; records without a list are not counted.
+        max_bad: The setting `data.max_bad_rows`: up to this number, and up to 10 %, of the lists may have a
+            different length, even if they are more than 1 %.
 
     Returns:
-        `VARYING` if no length is common enough, or it is 0.
+        The length; `VARYING` if no length is common enough, or the common length is 0.
     """
     total = sum(counts.values())
     length, records = max(counts.items(), key=lambda item: item[1], default=(0, 0))
-    most_bad = min(most_bad, int(MAX_ODD_SHARE * total))
-    is_rule = total - records <= allowed_deviations(total, most_bad=most_bad)
+    max_bad = min(max_bad, int(MAX_ODD_SHARE * total))
+    is_rule = total - records <= allowed_deviations(total, max_bad=max_bad)
     return length if is_rule else VARYING
 
 
-def allowed_deviations(present: int, *, most_bad: int) -> float:
-    """Most records that may deviate and count as bad. If more deviate, the column is read differently."""
-    return max(most_bad, (1 - NUMBER_SHARE) * present)
+def allowed_deviations(present: int, *, max_bad: int) -> float:
+    """Return the maximum number of deviating records that count as bad. If more deviate, the column's type differs."""
+    return max(max_bad, (1 - NUMBER_SHARE) * present)
 
 
 def assumed_of_lists(column: Column, counts: Mapping[int, int]) -> Assumption | None:
-    """Return a message that a column is read as lists because their lengths differ, with the setting for it.
+    """Return the assumption that a column holds lists of varying length; None if it need not be assumed.
 
     Args:
         column: The column.
-        counts: As for `common_length`.
+        counts: Length -> number of records, as for `common_length`.
     """
     if not column.is_ragged or len(counts) < 2:
         return None
@@ -85,18 +86,18 @@ def assumed_of_lists(column: Column, counts: Mapping[int, int]) -> Assumption | 
         column=column.name,
         text=f"column {column.name!r} is read as lists of varying length: {min(counts)} to "
         f"{max(counts)} values, most often {length} (in {records:,} of {sum(counts.values()):,} "
-        f"records). {as_lists(column.name)} confirms that{_as_vectors(counts)}",
+        f"records). Set {as_lists(column.name)} to confirm this{_as_vectors(counts)}",
     )
 
 
 def _as_vectors(counts: Mapping[int, int]) -> str:
-    """The alternative reading, if few lists have another length."""
+    """Return the setting for vectors as a part of the message, if few lists have a different length."""
     total = sum(counts.values())
     length, records = max(counts.items(), key=lambda item: item[1])
     odd = total - records
     if length == 0 or odd > MAX_ODD_SHARE * total:
         return ""
-    return f"; data.max_bad_rows: {odd} makes it a vector of length {length} without these records"
+    return f", or data.max_bad_rows: {odd} to leave out {odd:,} records and read vectors of length {length}"
 
 
 def list_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells]) -> Cells:
@@ -107,17 +108,17 @@ def list_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells
 
 
 def varying_cells(lists: pa.Array, *, read: Callable[[pa.Array], Cells]) -> Cells:
-    """Lists of any length: a record is bad if a value in its list is.
+    """Read a column of lists of varying length.
 
     Args:
-        lists: [rows] as `lengths_of` takes them.
-        read: Reads the concatenated values of many lists, like those of a single-valued column.
+        lists: [rows] lists of a type that `lengths_of` accepts.
+        read: Function that reads the concatenated values of many lists, as a column of single values.
 
     Returns:
-        [rows] lists of the results of `read`, none of them null: a missing list is an empty one, and a
-        list ends with its last value that is not missing. Bad are a list with a bad value or more
-        than `MAX_VALUES`, and one of whole numbers in which one is missing or has the value for that
-        (`PADDING`).
+        [rows] lists of the results of `read`. No list is null: a missing list becomes an empty list. Missing
+        values at the end of a list are removed. A record is bad if its list holds a bad value or more than
+        `MAX_VALUES` values. A list of whole numbers is also bad if a value is missing, or equals `PADDING`,
+        which means "missing".
     """
     lengths = np.maximum(lengths_of(lists), 0)
     kept = np.where(lengths <= MAX_VALUES, lengths, 0)
@@ -136,29 +137,28 @@ def varying_cells(lists: pa.Array, *, read: Callable[[pa.Array], Cells]) -> Cell
         reasons=items.reasons,
         raw=items.raw.take(pa.array(shown, mask=shown < 0)),
     )
-    reason = f"a list of more than {MAX_VALUES:,} values; cut it where the records are written"
+    reason = f"a list of more than {MAX_VALUES:,} values; cut it when the records are written"
     return with_fault(column, lengths > MAX_VALUES, reason)
 
 
 def vector_cells(lists: pa.Array, *, length: int, read: Callable[[pa.Array], Cells]) -> Cells:
-    """Converts lists to vectors: a record is bad if its list, or any value in it, is.
+    """Read a column of lists as vectors.
 
     Args:
-        lists: [rows] as `lengths_of` takes them.
-        length: Values in each.
-        read: Reads the concatenated values of many lists, like those of a single-valued column.
+        lists: [rows] lists of a type that `lengths_of` accepts.
+        length: Number of values in each vector.
+        read: Function that reads the concatenated values of many lists, as a column of single values.
 
     Returns:
-        [rows] fixed-size lists of the results of `read`; strings without nulls. Bad are a missing
-        list, one of another length, one that holds a bad value, and one of whole numbers in which
-        one is missing.
+        [rows] fixed-size lists of the results of `read`; strings have no nulls. A record is bad if its list is
+        missing, has a different length or holds a bad value, or if a whole number in it is missing.
     """
     lengths = lengths_of(lists)
     fits = lengths == length
     column = _folded(_without_gaps(read(_values(lists, fits)), NUMBER_MISSING), fits, length)
     column = with_fault(column, lengths < 0, VECTOR_MISSING)
     for wrong in np.unique(lengths[(lengths >= 0) & ~fits]).tolist():
-        reason = f"a vector of length {wrong} where length {length} is the rule"
+        reason = f"a vector of length {wrong} instead of {length}"
         column = with_fault(column, lengths == wrong, reason)
     return column
 
@@ -169,7 +169,7 @@ def _without_trailing_gaps(flat: pa.Array, lengths: NDArray[np.int64]) -> pa.Lis
     missing = pc.equal(flat, "") if pa.types.is_string(flat.type) else pc.is_null(flat)
     present = ~missing.to_numpy(zero_copy_only=False)
     ends = np.zeros(len(lengths), np.int64)
-    ends[owners[present]] = places[present] + 1  # of several the last one counts
+    ends[owners[present]] = places[present] + 1  # NumPy keeps the last assignment to an index
     return lists_of(ends, flat.filter(pa.array(places < ends[owners])))
 
 
@@ -190,9 +190,9 @@ def _without_gaps(items: Cells, reason: str) -> Cells:
 
 
 def _folded(items: Cells, fits: NDArray[np.bool_], length: int) -> Cells:
-    """Converts cells of values to cells of their lists; null if a list has another length."""
+    """Convert cells of values to cells of their lists; a list of a different length is null."""
     at_fault = items.bad.reshape(-1, length) != 0
-    # The first bad value of each list, which the error shows; else its first value.
+    # The error shows the first bad value of a list; a list without a bad value has its first value here.
     shown = at_fault.argmax(axis=1) + np.arange(len(at_fault)) * length
     bad = np.zeros(len(fits), np.int16)
     bad[fits] = items.bad[shown]

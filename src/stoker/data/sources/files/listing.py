@@ -20,59 +20,59 @@ ENDINGS: dict[str, Format] = {
     **dict.fromkeys((".tfrecord.gz", ".tfrecords.gz", ".tfrec.gz"), "tfrecord"),
     **dict.fromkeys((".png", ".jpg", ".jpeg", ".webp", ".gif"), "images"),
 }
-"""Ending of a file's name -> its format."""
+"""Ending of a file's name -> the file's format."""
 
 
 class Place(Protocol):
-    """The place of a source's files: this machine's disk or an object store."""
+    """Where a source's files are: on this machine's disk or in an object store."""
 
     @property
     def is_local(self) -> bool:
-        """Whether another process of this machine can open the files too."""
+        """Whether other processes on this machine can open the files, too."""
 
     def opened(self, file: SourceFile) -> AbstractContextManager[Path]:
-        """The file's content as a local file, as long as the block lasts."""
+        """Provide the file's content as a local file until the end of the `with` block."""
 
     def sha256(self, file: SourceFile) -> str:
-        """The SHA-256 of its content, as 64 hexadecimal digits."""
+        """Return the SHA-256 of the file's content, as 64 hexadecimal digits."""
 
     def statuses(self, files: Sequence[SourceFile]) -> list[tuple[int, int]]:
-        """The bytes and the time, in nanoseconds, that each file has now."""
+        """Return the current size, bytes, and modification time, ns, of each file."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SourceFile:
-    """One file of a source, in the state in which it was found."""
+    """One file of a source, as it was when the source was listed."""
 
     location: str
-    """Its path or URI for messages, without secrets."""
+    """Path or URI of the file for messages, without secrets."""
 
     name: str
-    """Its path relative to the source's folder, with `/`."""
+    """Path of the file relative to the source's folder, with `/` as separator."""
 
     size_bytes: int
-    """Its length, bytes."""
+    """Size of the file, bytes."""
 
     mtime_ns: int
-    """Time of its last modification, nanoseconds."""
+    """Time of the file's last modification, nanoseconds."""
 
     place: Place = field(repr=False, compare=False)
-    """The store that fetches it, if necessary."""
+    """Where the file is; downloads it if necessary."""
 
     def opened(self) -> AbstractContextManager[Path]:
-        """A local file with its content, until the block ends.
+        """Provide the file's content as a local file until the end of the `with` block.
 
-        The name of that file has no meaning: use `name` and the first bytes. Do not open a second
-        file inside the block: both together may exceed the cache.
+        The name of the local file has no meaning: use `name` and the first bytes. Do not open a second file
+        inside the block, because both together may exceed the cache.
 
         Raises:
-            DataError: the file is gone, or has changed meanwhile.
-            UserError: it cannot be fetched.
+            DataError: the file was removed or changed since it was listed.
+            UserError: the file cannot be downloaded.
         """
         return self.place.opened(self)
 
     def sha256(self) -> str:
-        """The SHA-256 of its content, as 64 hexadecimal digits; raises as `opened`."""
+        """Return the SHA-256 of the file's content, as 64 hexadecimal digits; raises the errors of `opened`."""
         return self.place.sha256(self)
 
 
@@ -81,13 +81,13 @@ class Listing:
     """The files of a source, sorted by the bytes of their names."""
 
     format: Format
-    """Their format."""
+    """The format of all files."""
 
     files: tuple[SourceFile, ...]
-    """The files, at least one; all in one place."""
+    """The files, at least one; all have the same `place`."""
 
     empty_classes: tuple[str, ...] = ()
-    """Sub-folders without an image: they are not classes, as nothing can be learned from them."""
+    """Sub-folders without an image; they are not classes, because nothing can be learned about them."""
 
     def check_unchanged(self) -> None:
         """Check that no file was modified since it was listed.
@@ -108,23 +108,23 @@ def listed(
     known: Format | None = None,
     empty_classes: Sequence[str] = (),
 ) -> Listing:
-    """Sort files.
+    """Make a listing: sort the files, and find their format.
 
     Args:
         config: The source.
         files: The found files, in any order.
-        known: Their format, if it follows from the folder instead of their names.
-        empty_classes: Sub-folders of classes without a file.
+        known: The files' format, if it is known from the folder; None: it is found by their names.
+        empty_classes: Sub-folders for classes in which no file was found.
 
     Raises:
         DataError: `files` is empty.
-        ConfigError: the files have several formats, or an unknown one.
+        ConfigError: the files have different formats, or an unknown format.
     """
     if not files:
         raise DataError(
             f"data.source {config.source} must hold at least one file",
             got=Plain("an empty folder"),
-            fix="Name the folder that holds the data.",
+            fix="Set data.source to the folder that holds the data.",
         )
     ordered = sorted(files, key=lambda file: os.fsencode(file.name))
     return Listing(
@@ -135,12 +135,12 @@ def listed(
 
 
 def are_classes(config: IngestConfig, names: Sequence[str], folders: Sequence[str]) -> bool:
-    """Whether the sub-folders of a folder are classes of images; other entries are refused later.
+    """Return whether the sub-folders of a folder are classes of images.
 
     Args:
         config: The source.
         names: All entries of the folder.
-        folders: Those of them that are folders.
+        folders: The entries that are folders.
     """
     if config.format != "auto":
         return config.format == "images"
@@ -154,21 +154,21 @@ def are_classes(config: IngestConfig, names: Sequence[str], folders: Sequence[st
 
 
 def is_mark(name: str) -> bool:
-    """Whether a name is like `_SUCCESS` or `_metadata`, which Spark and Hadoop write next to data."""
+    """Return whether a file is a mark such as `_SUCCESS` or `_metadata`, which Spark and Hadoop write next to data."""
     return name.startswith("_") and format_of(name) is None
 
 
 def changed(file: SourceFile) -> DataError:
-    """The error for a file that has changed since it was listed."""
+    """Return the error for a file that has changed since it was listed."""
     return DataError(
         f"{file.location} must not change while it is read",
-        got=Plain("a file that was written or removed meanwhile"),
-        fix="Run it again when nothing writes there any more.",
+        got=Plain("a file that was changed or removed"),
+        fix="Run the command again when no program writes to the source.",
     )
 
 
 def no_match(source: str) -> DataError:
-    """The error for a glob without a file."""
+    """Return the error for a glob that matches no file."""
     return DataError(
         f"data.source {source} must match at least one file",
         got=Plain("none"),
@@ -177,7 +177,7 @@ def no_match(source: str) -> DataError:
 
 
 def no_record(source: str) -> DataError:
-    """The error for files without a single record."""
+    """Return the error for a source without records."""
     return DataError(
         f"data.source {source} must hold at least one record",
         got=Plain("none"),
@@ -190,14 +190,14 @@ def not_plain(location: object, what: str) -> DataError:
     return DataError(
         f"{location} must be a plain file",
         got=Plain(what),
-        fix="Remove it from the source, or name the files by a glob in data.source.",
+        fix="Remove it from the source, or set data.source to a glob that matches only the data files.",
     )
 
 
 def no_class(folder: object, what: str) -> DataError:
-    """Return the error for an entry next to the folders of the classes."""
+    """Return the error for an entry that is next to the sub-folders of the classes."""
     return DataError(
-        f"{folder} must hold one sub-folder of images for each class",
+        f"{folder} must hold only a sub-folder of images for each class",
         got=Plain(what),
         fix="Move it into the folder of its class, or out of the source.",
     )
@@ -213,25 +213,26 @@ def _common_format(config: IngestConfig, files: Sequence[SourceFile]) -> Format:
             "the name of a data file must end in .csv, .tsv, .txt, .jsonl, .ndjson, .parquet, .pq, "
             ".tfrecord, .tfrecords or .tfrec, with or without .gz",
             got=strange.name,
-            fix="Set data.format, or name the files by a glob in data.source, e.g. data/*.csv.",
+            fix="Set data.format, or set data.source to a glob that matches only the data files, such as "
+            "data/*.csv.",
         )
     if len(found) > 1:
         raise ConfigError(
-            "all files of a source must have one format",
+            "all files of a source must have the same format",
             got=Plain(", ".join(file.name for file in found.values())),
-            fix="Name those of one format by a glob in data.source, e.g. data/*.csv.",
+            fix="Set data.source to a glob that matches the files of one format, such as data/*.csv.",
         )
     (only,) = found
     if only is None or only == "images" or config.format == "images":
         raise ConfigError(
-            "images must be in a folder with one sub-folder for each class",
+            "images must be in a folder with a sub-folder for each class",
             got=files[0].location,
-            fix="Name the folder above the classes in data.source.",
+            fix="Set data.source to the folder that holds the sub-folders of the classes.",
         )
     return only
 
 
 def format_of(name: str) -> Format | None:
-    """The format according to a file's name; None if the name does not show it."""
+    """Return the format that a file's name shows; None if it shows none."""
     lower = name.lower()
     return next((kind for ending, kind in ENDINGS.items() if lower.endswith(ending)), None)

@@ -1,4 +1,4 @@
-"""Text files: gzip and UTF-16 read as plain UTF-8."""
+"""Read text files, also gzip and UTF-16, as UTF-8."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ from stoker.data.sources.files.file_kind import CHUNK_BYTES, UTF16, kind_of, pla
 
 
 def text_chunks(path: Path, *, location: str) -> Iterator[bytes]:
-    """Yield the text of a file as UTF-8, whatever its name is: gzip is decompressed, UTF-16 recoded.
+    """Yield the text of a file as UTF-8, whatever its name is: gzip is decompressed, UTF-16 is converted.
 
     Args:
         path: The file.
         location: Name of the file in messages.
 
     Raises:
-        DataError: The file is empty, is not text, or its UTF-16 is damaged.
+        DataError: the file is empty, is not text, or its UTF-16 is damaged.
     """
     kind = kind_of(path)
     if kind not in ("", "gzip", UTF16):
         raise DataError(
             f"{location} must be CSV text in UTF-8",
             got=Plain(kind),
-            fix="Name the right format in data.format, or convert the file to CSV.",
+            fix="Set data.format to the format of the file, or convert the file to CSV.",
         )
     if not path.stat().st_size:
         raise DataError(
             f"{location} must hold a header line with the names of its columns",
             got=Plain("an empty file"),
-            fix="Fetch or write the file again, or take it out of the source.",
+            fix="Download or write the file again, or remove it from the source.",
         )
     if kind == UTF16:
         yield from utf16_chunks(path, location=location)
@@ -49,10 +49,10 @@ def text_chunks(path: Path, *, location: str) -> Iterator[bytes]:
 
 
 def utf16_chunks(path: Path, *, location: str) -> Iterator[bytes]:
-    """Recode UTF-16 with a byte order mark, as Windows programs save it, to UTF-8 without one.
+    """Convert UTF-16 with a byte order mark, as Windows programs save it, to UTF-8 without the mark.
 
     Raises:
-        DataError: The text is damaged.
+        DataError: the text is damaged.
     """
     try:
         with path.open(encoding="utf-16", newline="") as stream:
@@ -60,23 +60,24 @@ def utf16_chunks(path: Path, *, location: str) -> Iterator[bytes]:
                 yield text.encode()
     except UnicodeError as error:
         raise DataError(
-            f"{location} must be whole UTF-16 text",
+            f"{location} must be complete, undamaged UTF-16 text",
             got=Plain(str(error)),
-            fix="Save it again, preferably as UTF-8.",
+            fix="Save the file again, preferably as UTF-8.",
         ) from error
 
 
 class EndMarked(io.RawIOBase):
     """A stream of UTF-8 with an additional line at its end.
 
-    Arrow takes a quote that is never closed for one value that reaches to the end of the file, and
-    reports nothing. Then that value also contains the line added here, so its absence shows the error.
-    PyArrow raises for a record with too few or too many fields that is not UTF-8: a byte that is not
-    part of a character, and a NUL, is given as a NUL and two hexadecimal digits.
+    If a quote is never closed, Arrow reads everything up to the end of the file as one value, and reports no
+    error. Then the additional line is part of that value, so the missing line shows the error.
+
+    PyArrow raises an error if a record with too few or too many fields is not UTF-8. So each byte that is not
+    part of a UTF-8 character, and each NUL, is replaced by a NUL and two hexadecimal digits.
     """
 
     is_escaped = False
-    """True once the text contained such a byte."""
+    """Whether a byte was replaced."""
 
     def __init__(self, chunks: Iterator[bytes], *, last_line: bytes) -> None:
         self._chunks = chunks
@@ -86,15 +87,15 @@ class EndMarked(io.RawIOBase):
         self._decoder = codecs.getincrementaldecoder("utf-8")(_ESCAPING)
 
     def readable(self) -> bool:
-        """Return True: Arrow's readers ask."""
+        """Return True; Arrow's readers check it."""
         return True
 
     def read(self, size: int = -1, /) -> bytes:
-        """Read from the stream, then from the additional line; less than `size` only at the very end.
+        """Return the next bytes of the stream, then of the additional line; fewer than `size` only at the end.
 
-        Arrow 26 loses records after a block that is shorter than the others. It also drops a line feed
-        at the beginning of a block if the last one ended with a carriage return, inside quotes too. So
-        it gets this line feed twice; outside quotes the second one is an empty line, which it ignores.
+        Arrow 26 loses records after a block that is shorter than `size`. And if a block ends with a carriage
+        return, Arrow drops a line feed at the beginning of the next block, even inside quotes. So this line feed
+        is repeated. Outside quotes, the repeated line feed is an empty line, which Arrow ignores.
         """
         parts: list[bytes] = []
         wanted = size
@@ -114,7 +115,7 @@ class EndMarked(io.RawIOBase):
         return b"".join(parts)
 
     def _next(self) -> bytes:
-        """Read more bytes; b"" at the end."""
+        """Return the next bytes; b"" at the end."""
         for found in self._chunks:
             if found.isascii() and b"\0" not in found and not self._decoder.getstate()[0]:
                 return found
@@ -128,10 +129,10 @@ class EndMarked(io.RawIOBase):
 
 
 def unescaped(values: pa.Array) -> pa.Array:
-    """The bytes as in the file.
+    """Return values with the bytes that they have in the file.
 
     Args:
-        values: [rows] binary, of an `EndMarked` stream that is escaped.
+        values: [rows] binary, read from an `EndMarked` stream with `is_escaped`.
     """
     if not pc.any(pc.match_substring(values, "\0")).as_py():
         return values

@@ -1,1 +1,1 @@
-"""One file per format: CSV, JSON Lines, Parquet, TFRecord; each record is read and checked."""
+"""Readers of CSV, JSON Lines, Parquet and TFRecord; each reads and checks all records."""

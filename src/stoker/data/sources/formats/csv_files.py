@@ -1,4 +1,4 @@
-"""CSV files: two passes in bounded memory, the first for the types."""
+"""Read CSV files in two passes with bounded memory: one to find the types, one for the records."""
 
 from __future__ import annotations
 
@@ -49,21 +49,21 @@ from stoker.data.sources.records import (
 from stoker.data.sources.workers import Workers
 
 BLOCK_BYTES = 16 << 20
-"""Text that is parsed at a time, and so the longest record; parsing needs a few times this memory."""
+"""Amount of text that is parsed at a time, bytes. No record may be longer. Parsing needs a few times this memory."""
 
 HEADER_BYTES = 4 << 20
-"""Longest header line: a hundred thousand columns with names of forty characters."""
+"""Maximum length of the header line, bytes: a hundred thousand columns with names of forty characters."""
 
 _JSON = re.compile(r"\s*(\[\s*)?\{\s*[\"}]")
-"""Beginnings of a JSON object; no CSV header begins so, since its quotes are at the start of a field."""
+"""Beginning of JSON objects. A CSV header cannot begin so, because it has quotes only at the start of a field."""
 
 _LAST = b"\x00end\x00"
-"""Content of the line after the last one; in other lines, a NUL precedes hexadecimal digits."""
+"""Value in the additional line at the end; in all other lines, a NUL is followed by two hexadecimal digits."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Chunk:
-    """Some records of one file, not yet typed."""
+    """Some records of one file; their values are still bytes."""
 
     numbers: RowNumbers
     columns: list[pa.Array]
@@ -77,8 +77,8 @@ def _size_bytes(chunk: _Chunk) -> int:
 class _Numbering:
     """Assigns numbers to the parsed records of one file; the header is record 0.
 
-    The parser leaves out records with too few or too many fields and reports them, perhaps before
-    it returns the records above them.
+    The parser leaves out records with too few or too many fields, and reports them. It may report such a record
+    before it returns the records that precede it.
     """
 
     file: str
@@ -91,19 +91,19 @@ class _Numbering:
     is_escaped: bool = False
 
     def leave_out(self, record: pa.csv.InvalidRow) -> str:
-        """Record that a row has the wrong number of fields."""
+        """Note a record that the parser leaves out, because it has the wrong number of fields."""
         row, expected, got = record.number - 1, record.expected_columns, record.actual_columns
         self.left_out.append(row)
         self.last_row = max(self.last_row, row)
         self.counted += 1
         if len(self.faults) < self.limit:
             few = "few" if got < expected else "many"
-            reason = f"too {few} fields: {got}, where the header has {expected}"
+            reason = f"too {few} fields: {got}, but the header has {expected}"
             self.faults.append(Fault(file=self.file, row=row, column="", reason=reason))
         return "skip"
 
     def number(self, count: int) -> NDArray[np.int64]:
-        """[count] the numbers of the next records that were not left out."""
+        """Return the numbers of the next records that were not left out: [count]."""
         candidates = np.arange(self.next_row, self.next_row + count + len(self.left_out))
         rows = np.setdiff1d(candidates, self.left_out, assume_unique=True)[:count]
         if count:
@@ -113,7 +113,7 @@ class _Numbering:
         return rows
 
     def take(self) -> tuple[list[Fault], int]:
-        """The records left out since the last call, and their number."""
+        """Return the faults of the records that were left out since the last call, and the number of records."""
         taken = self.faults, self.counted
         self.faults, self.counted = [], 0
         return taken
@@ -127,20 +127,20 @@ class CsvFiles:
     """The files."""
 
     config: IngestConfig
-    """How they are read."""
+    """How the files are read."""
 
     labels: Collection[str]
-    """The columns that every record must have."""
+    """The columns in which every record must have a value."""
 
     workers: Workers
-    """The workers that read them."""
+    """The workers that read the files."""
 
     def scan(self, progress: Progress) -> Scan:
         """Learn each column's type from all its values.
 
         Raises:
             DataError: a file is not CSV, its header is unusable, or the files' columns differ.
-            ConfigError: `data.types` names a column that does not exist, or `data.columns.lists` names any.
+            ConfigError: `data.types` names a column that does not exist, or `data.columns.lists` is set.
         """
         names = self._names()
         overrides = known_types(self.config, names)
@@ -201,15 +201,15 @@ class CsvFiles:
         if "" in self._header(file):
             yield Assumption(
                 column="",
-                text=f"{file.location}: the first column has no name and is left out, as the row "
-                "numbers that pandas writes. To keep it, name it in the header",
+                text=f"{file.location}: the first column has no name, like the row numbers that pandas "
+                "writes, and is left out. To keep it, give it a name in the header",
             )
 
     def _header(self, file: SourceFile) -> list[str]:
         return read_header(file, self.config.delimiter)
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Yield every record with its columns' types, or with its fault."""
+        """Yield all records in the types of their columns; a record that cannot be read has a fault."""
         missing = missing_texts(self.config.missing_values)
 
         def typed(column: Column, how: Reading, raw: pa.Array) -> Cells:
@@ -245,7 +245,7 @@ class CsvFiles:
         return kept_names(self.config, [name for name in self._header(file) if name])
 
     def _chunks(self, file: SourceFile, names: Sequence[str]) -> Iterator[_Chunk]:
-        """One file's records, with the columns in the order of `names`."""
+        """Yield one file's records, with columns in the order of `names`."""
         header = self._header(file)
         order = [header.index(name) for name in names]
         numbering = _Numbering(file=file.name, limit=self.config.max_bad_rows + SHOWN_FAULTS)
@@ -254,7 +254,7 @@ class CsvFiles:
             rows = numbering.number(batch.num_rows)
             first = int(batch.num_rows > 0 and rows[0] == 0)
             if first and [column[0].as_py().decode() for column in batch.columns] != header:
-                raise bad_names(file.location, Plain("quotes that do not pair up"))
+                raise bad_names(file.location, Plain("an opening quote without a closing quote"))
             last = batch.num_rows > 0 and batch.column(0)[-1].as_py() == _LAST
             ended, stop = ended or last, batch.num_rows - last
             broken, count = numbering.take()
@@ -270,10 +270,10 @@ class CsvFiles:
 
 
 def read_header(file: SourceFile, delimiter: str) -> list[str]:
-    """The names of a CSV file's columns; "" for a first one without a name, pandas' index.
+    """Return the names of a CSV file's columns; "" if the first column has none, as pandas' index.
 
     Raises:
-        DataError: the header is missing, or a name is empty, occurs twice or is not UTF-8.
+        DataError: the header is missing, or another name is empty, occurs twice or is not UTF-8.
     """
     with file.opened() as path, reading(file.location, "CSV"):
         head = b""
@@ -282,7 +282,7 @@ def read_header(file: SourceFile, delimiter: str) -> list[str]:
             if len(head) >= HEADER_BYTES:
                 break
     try:
-        # The end may be inside a character; the header is before that.
+        # The end of `head` may be inside a character; the header ends before it.
         text = head.removeprefix(codecs.BOM_UTF8).decode("utf-8", "surrogateescape")
         _refuse_json(text, file)
         lines = csv.reader(io.StringIO(text, newline=""), delimiter=delimiter, strict=True)
@@ -306,18 +306,18 @@ def _refuse_json(text: str, file: SourceFile) -> None:
         raise DataError(
             f"{file.location} must be CSV text with a header",
             got=Plain("a JSON array" if begins[1] else "JSON"),
-            fix="Write one object a line, and set data.format: jsonl."
+            fix="Write one object per line, and set data.format: jsonl."
             if begins[1]
-            else "Name it .jsonl or set data.format: jsonl, where each line is an object.",
+            else "If each line is a JSON object, rename the file to .jsonl or set data.format: jsonl.",
         )
 
 
 def _batches(
     file: SourceFile, width: int, delimiter: str, numbering: _Numbering
 ) -> Iterator[pa.RecordBatch]:
-    """The file's records as bytes, the header first and the line of `EndMarked` last."""
+    """Yield the file's records as bytes; the first is the header, the last is the line of `EndMarked`."""
     last_line = delimiter.encode().join([_LAST] * width)
-    # Columns are identified by number: with names, Arrow would interpret the header.
+    # Columns are named by number, so that Arrow returns the header as a record.
     names = [str(index) for index in range(width)]
     with (
         file.opened() as path,
@@ -327,7 +327,7 @@ def _batches(
         try:
             for batch in pa.csv.open_csv(
                 stream,
-                # More threads would lose the numbers of the records that are left out.
+                # With threads, the numbers of records that are left out would not be known.
                 read_options=pa.csv.ReadOptions(
                     use_threads=False, block_size=BLOCK_BYTES, column_names=names
                 ),
@@ -350,7 +350,7 @@ def _batches(
 
 def _two_kinds(name: str, seen: dict[str, str]) -> DataError:
     return DataError(
-        f"column {name!r} must have one type in all files",
+        f"column {name!r} must have the same type in all files",
         got=Plain(", ".join(f"{kind} in {where}" for kind, where in seen.items())),
         fix=f"Fix the file, or set data.types: {{{name}: string}}.",
     )
@@ -358,7 +358,9 @@ def _two_kinds(name: str, seen: dict[str, str]) -> DataError:
 
 def _endless_record(file: SourceFile, row: int) -> DataError:
     return DataError(
-        f"every record of {file.location} must end, and within {BLOCK_BYTES >> 20} MiB",
-        got=Plain(f"row {row} or soon after it: a quote that is never closed, or a longer record"),
+        f"every record of {file.location} must end within {BLOCK_BYTES >> 20} MiB",
+        got=Plain(
+            f"a quote that is never closed, or a longer record, at row {row} or soon after it"
+        ),
         fix='Close the quote; a quote inside a quoted value is written twice ("").',
     )

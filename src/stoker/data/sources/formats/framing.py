@@ -1,13 +1,14 @@
-"""TFRecord's framing: checks every length and checksum before TensorFlow sees a byte.
+"""Read the framing of TFRecord files: check every length and checksum before TensorFlow gets a byte.
 
-A record is its length (uint64), the length's check (uint32), the payload and the payload's check;
-a check is a masked CRC32C, all little-endian. A file may be plain, gzip or zlib; its first bytes
-say which, not its name.
+A record is its length (uint64), a checksum of the length (uint32), the payload, and a checksum of the payload
+(uint32), all little-endian; a checksum is a masked CRC32C. A file may be plain, gzip or zlib, which is found by
+its first bytes, not by its name.
 
-TensorFlow trusts a header of 64 GiB and crashes, and accepts a file that is truncated inside its last
-header as complete. Here each fault is a `Damage` with record and byte, and the records after it are
-found again: by the length if its check holds, else by searching for the next position at which both
-checks of a record hold, which happens by chance once in 2^64 positions.
+TensorFlow crashes on a damaged header that says 64 GiB, and accepts a file that is truncated inside its last
+header as complete. Here, each fault becomes a `Damage` with the record's number and position, and reading
+continues after it. If the checksum of the length is right, the next record is found by the length. Otherwise, the
+file is searched for the next position at which both checksums of a record are right; by chance, this happens at one
+in 2^64 positions.
 
 Source: tensorflow/core/lib/io/record_writer.h; tensorflow/core/lib/hash/crc32c.h (the mask); RFC
 3720, B.4 (CRC32C).
@@ -35,28 +36,28 @@ from stoker.data.sources.files.file_kind import (
 )
 
 HEADER, LENGTH, CHECK = struct.Struct("<QI"), struct.Struct("<Q"), struct.Struct("<I")
-"""Structures of a record's header: its length and the length's check; and each of them alone."""
+"""Structures: a record's header (length and its checksum), a length, a checksum."""
 
 _MASK_DELTA = 0xA282EAD8
 
 
 def masked_crc(data: bytes) -> int:
-    """The checksum that TFRecord stores for some bytes."""
+    """Return the checksum that TFRecord stores for these bytes."""
     crc: int = google_crc32c.value(data)
     return ((crc >> 15 | crc << 17) + _MASK_DELTA) & 0xFFFFFFFF
 
 
 def header_holds(head: bytes) -> bool:
-    """True if some bytes begin with a length and its checksum."""
+    """Return whether the bytes begin with a length and the right checksum of it."""
     if len(head) < HEADER.size:
         return False
     return masked_crc(head[:8]) == CHECK.unpack_from(head, 8)[0]
 
 
 def headers_in(window: NDArray[np.uint8]) -> NDArray[np.intp]:
-    """[found] the positions of lengths followed by their checksum.
+    """Return all positions at which a length and the right checksum of it begin.
 
-    A CRC is linear: that of eight bytes is the exclusive or of one term for each of them.
+    A CRC is linear: the CRC of eight bytes is the exclusive or of one term for each byte.
     """
     count = len(window) - HEADER.size + 1
     crc = np.full(count, _CRC_OF_ZEROS, np.uint32)
@@ -70,7 +71,7 @@ def headers_in(window: NDArray[np.uint8]) -> NDArray[np.intp]:
 
 
 def _crc_terms() -> NDArray[np.uint32]:
-    """[8, 256] how each value of each byte of a length changes the CRC of a zero length."""
+    """Return [8, 256] terms: how each value of each byte of a length changes the CRC of the length 0."""
     terms = [
         [google_crc32c.value(LENGTH.pack(value << 8 * index)) for value in range(256)]
         for index in range(8)
@@ -83,31 +84,31 @@ _CRC_TERMS = _crc_terms()
 
 
 MAX_RECORD_BYTES = 256 << 20
-"""Longest record that is read: memory is allocated only for lengths up to this."""
+"""Maximum length of a record, bytes; for a larger length, no memory is allocated."""
 
 BLOCK_BYTES = 16 << 20
-"""Payload that is returned at a time, unless a single record is longer."""
+"""Size of the records that are returned at a time, bytes; a single record may be longer."""
 
 BLOCK_RECORDS = 8192
-"""Most records that are returned at a time."""
+"""Maximum number of records returned at a time."""
 
 _MIN_BYTES = HEADER.size + CHECK.size
 _HEAD_BYTES = 512
-"""Bytes of a compressed file that suffice to decompress its first header."""
+"""Number of bytes of a compressed file that are sufficient to decompress the header of its first record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Damage:
-    """A position in a TFRecord file without a complete record."""
+    """A position in a TFRecord file at which no complete record begins."""
 
     row: int
-    """1-based number of the record expected there, as far as records can be counted."""
+    """Number of the record that should begin there, from 1; damaged parts count as one record each."""
 
     offset: int
-    """Its first byte, counted in the file, or in the decompressed content."""
+    """Position of its first byte in the file or, if the file is compressed, in the decompressed content."""
 
     reason: str
-    """What is wrong there, and the number of bytes skipped if they are more than the record."""
+    """What is wrong, and the number of bytes that were skipped if the next record had to be searched."""
 
     def __str__(self) -> str:
         return f"at byte {self.offset:,}: {self.reason}"
@@ -121,21 +122,21 @@ class Frames:
     """The complete records."""
 
     rows: list[int] = field(default_factory=list)
-    """The 1-based number of each in the file."""
+    """The number of each complete record in the file, from 1."""
 
     damages: list[Damage] = field(default_factory=list)
-    """The damaged parts between them."""
+    """The damaged parts between the records."""
 
 
 def read_frames(path: Path, *, location: str) -> Iterator[Frames]:
-    """All records of a TFRecord file, in blocks of bounded size.
+    """Yield all records of a TFRecord file, in blocks of limited size.
 
     Args:
         path: The file.
-        location: Its name in messages.
+        location: Name of the file in messages.
 
     Raises:
-        DataError: the file is empty, is not a TFRecord, or its gzip or zlib data is damaged.
+        DataError: the file is empty, is not a TFRecord file, or its gzip or zlib data is damaged.
     """
     reader = _Reader(path, location)
     yield from reader.blocks()
@@ -154,16 +155,16 @@ class _Buffer:
 
     @property
     def offset(self) -> int:
-        """Position of `at` in the stream."""
+        """Position in the stream that `at` (a position in `data`) corresponds to."""
         return self._start + self.at
 
     @property
     def left(self) -> int:
-        """Number of bytes in memory."""
+        """Number of bytes in memory after `at`."""
         return len(self.data) - self.at
 
     def has(self, size: int) -> bool:
-        """Read until this many bytes are in memory; False if the stream ends before."""
+        """Read until `size` bytes are in memory after `at`; return False if the stream ends before that."""
         if self.left >= size:
             return True
         parts, have = [self.data[self.at :]], self.left
@@ -177,7 +178,7 @@ class _Buffer:
 
 
 class _Reader:
-    """Walks through one file from record to record."""
+    """Reads one file record by record."""
 
     def __init__(self, path: Path, location: str) -> None:
         self.is_tfrecord = False
@@ -198,11 +199,11 @@ class _Reader:
                     break
             yield frames
         if self._unpacked is not None and self._unpacked.is_cut:
-            # The number of lost records is unknown, so `data.max_bad_rows` cannot permit it.
+            # An error whatever `data.max_bad_rows` is, because the number of lost records is not known.
             raise DataError(
-                f"{self._location} must be whole gzip or zlib data",
-                got=Plain(f"a file that is cut, the last record in it being {self._row - 1:,}"),
-                fix="Fetch or write the file again.",
+                f"{self._location} must be complete, undamaged gzip or zlib data",
+                got=Plain(f"a file that is truncated after record {self._row - 1:,}"),
+                fix="Download or write the file again.",
             )
 
     def _read_next(self, frames: Frames) -> None:
@@ -236,19 +237,22 @@ class _Reader:
         self._row += 1
 
     def _length_fault(self, length: int) -> str:
-        """Return why no record of this length starts here, "" if one does; read until its end."""
+        """Read until the end of a record of this length; return "", or why it cannot begin here."""
         size, buffer = length + _MIN_BYTES, self._buffer
-        # The decompressed size is not known before.
+        # The size of decompressed content is not known in advance.
         fits = self._unpacked is not None or size <= self._size - buffer.offset
         if fits and length > MAX_RECORD_BYTES:
-            return f"the record is {length >> 20:,} MiB long, {MAX_RECORD_BYTES >> 20} are the most"
+            return f"the record is {length >> 20:,} MiB long, the maximum is {MAX_RECORD_BYTES >> 20} MiB"
         if fits and buffer.has(size):
             return ""
         left = self._size - buffer.offset if self._unpacked is None else buffer.left
-        return f"the record is cut, or its length is wrong: {size:,} bytes, of which {left:,} are there"
+        return (
+            f"the record is truncated, or its length is wrong: {size:,} bytes, but only {left:,} are left "
+            "in the file"
+        )
 
     def _find_next(self) -> str:
-        """Go to the next complete record, or to the end; return which, for the message."""
+        """Go to the next complete record, or to the end; return a text that says what was skipped."""
         buffer, offset = self._buffer, self._buffer.offset
         buffer.at += 1
         while buffer.has(_MIN_BYTES):
@@ -257,13 +261,13 @@ class _Reader:
                 if self._is_record_at(ahead):
                     buffer.at += ahead
                     skipped = buffer.offset - offset
-                    return f"; {skipped:,} bytes are left out, up to the next whole record"
+                    return f"; {skipped:,} bytes are skipped, up to the next complete record"
             buffer.at += len(window) - HEADER.size + 1
         buffer.at = len(buffer.data)
-        return f"; {buffer.offset - offset:,} bytes are left out, up to the end"
+        return f"; {buffer.offset - offset:,} bytes are skipped, up to the end"
 
     def _is_record_at(self, ahead: int) -> bool:
-        """Whether a complete record starts this many bytes ahead, at a valid header."""
+        """Return whether a complete record starts `ahead` bytes after `at`; its header must be valid."""
         buffer = self._buffer
         (length,) = LENGTH.unpack_from(buffer.data, buffer.at + ahead)
         if length > MAX_RECORD_BYTES or not buffer.has(ahead + _MIN_BYTES + length):
@@ -274,7 +278,7 @@ class _Reader:
 
 
 def _is_packed(path: Path) -> bool:
-    """True if decompression gives a TFRecord, or the file is gzip and can be nothing else."""
+    """Return whether the file must be decompressed: it is gzip, or zlib that holds a TFRecord."""
     with path.open("rb") as stream:
         head = stream.read(_HEAD_BYTES)
     if header_holds(head) or not is_packed(head):
@@ -287,5 +291,5 @@ def _no_tfrecord(path: Path, location: str) -> DataError:
     return DataError(
         f"{location} must hold TFRecord data",
         got=Plain(kind or "no record with a valid checksum"),
-        fix="Fetch or write the file again, or take it out of the source.",
+        fix="Download or write the file again, or remove it from the source.",
     )

@@ -1,4 +1,4 @@
-"""JSON Lines: one JSON object per line; each line is parsed by itself, so that a bad one is named."""
+"""Read JSON Lines: one JSON object per line. Lines are parsed one by one, so that errors name the bad line."""
 
 from __future__ import annotations
 
@@ -39,18 +39,18 @@ from stoker.data.sources.files.listing import SourceFile
 from stoker.data.sources.files.text import utf16_chunks
 
 MAX_LINE_BYTES = 16 << 20
-"""Longest line; parsing needs a few times this memory."""
+"""Maximum length of a line, bytes; parsing needs a few times this memory."""
 
 BLOCK_LINES = 8192
-"""Most lines that are parsed at a time."""
+"""Maximum number of lines that are parsed at a time."""
 
 BLOCK_BYTES = 16 << 20
-"""Bytes of lines that are parsed at a time, unless a single line is longer."""
+"""Amount of text that is parsed at a time, bytes; a single line may be longer."""
 
 _BOM = b"\xef\xbb\xbf"
 _LINE_END = 0x0A
-_NESTED, _MIXED = "an object or a list of lists", "a list of unlike values"
-_ENDLESS = "a number beyond all 64-bit floats"
+_NESTED, _MIXED = "an object or a list of lists", "a list of values of different types"
+_ENDLESS = "a number that does not fit in a 64-bit float"
 
 _KINDS = {int: NUMBER, float: NUMBER, bool: TRUTH, str: TEXT}
 _WIDEST = 1 << 63
@@ -61,23 +61,23 @@ class _Lines:
     """Some lines of a file, in order."""
 
     file: SourceFile
-    """The file that contains them."""
+    """The file that contains the lines."""
 
     first: int
-    """Number of the first one."""
+    """Number of the first line, from 1."""
 
     text: bytes
-    """The lines."""
+    """The text of the lines."""
 
     is_start: bool
-    """True if no line before them has content."""
+    """Whether all lines before them are empty."""
 
     is_cut: bool
-    """True if the file's gzip data ends too early, after these lines."""
+    """Whether the file's gzip data is truncated after these lines."""
 
 
 def jsonl_files(config: IngestConfig) -> NamedFormat[_Lines]:
-    """Return how JSON Lines are read."""
+    """Return the description of the format JSON Lines."""
     return NamedFormat(
         title="JSON Lines",
         split=_split,
@@ -88,7 +88,7 @@ def jsonl_files(config: IngestConfig) -> NamedFormat[_Lines]:
 
 
 def _split(file: SourceFile, path: Path) -> Iterator[_Lines]:
-    """A file's lines, in portions of the size that is passed to a worker."""
+    """Yield a file's lines, in parts of the size that is passed to a worker."""
     kind = kind_of(path)
     if kind not in ("", "gzip", UTF16):
         raise _no_json_lines(file, kind)
@@ -105,7 +105,7 @@ def _split(file: SourceFile, path: Path) -> Iterator[_Lines]:
 
 
 def _line_blocks(chunks: Iterable[bytes], file: SourceFile) -> Iterator[tuple[bytes, int]]:
-    """Complete lines and their number; at the end the remaining bytes and 0."""
+    """Yield complete lines and their number; at the end, the bytes after the last line end, and 0."""
     collected, ends, lines = bytearray(), np.zeros(0, np.int64), 0
     for chunk in chunks:
         found = np.flatnonzero(np.frombuffer(chunk, np.uint8) == _LINE_END) + len(collected)
@@ -119,17 +119,17 @@ def _line_blocks(chunks: Iterable[bytes], file: SourceFile) -> Iterator[tuple[by
         if len(collected) - (int(ends[-1]) + 1 if len(ends) else 0) > MAX_LINE_BYTES:
             raise DataError(
                 f"every line of {file.location} must end within {MAX_LINE_BYTES >> 20} MiB",
-                got=Plain(f"a longer one in line {lines + len(ends) + 1}"),
-                fix="Write one JSON object a line.",
+                got=Plain(f"line {lines + len(ends) + 1}, which is longer"),
+                fix="Write one JSON object per line.",
             )
     yield bytes(collected), 0
 
 
 def _block_lines(ends: NDArray[np.int64]) -> int:
-    """Number of lines that make a block; 0 if there are too few so far.
+    """Return the number of lines for the next block; 0 if there are not yet enough lines.
 
     Args:
-        ends: [lines] where each line ends.
+        ends: [lines] position of each line's end.
     """
     sizes = ends[:BLOCK_LINES] - np.arange(min(len(ends), BLOCK_LINES))
     whole = int(np.searchsorted(sizes, BLOCK_BYTES)) + 1
@@ -143,7 +143,7 @@ def _parse(lines: _Lines, *, types: Mapping[str, object]) -> ParsedBlock:
 
     Args:
         lines: Some lines of a file.
-        types: `data.types`: a number in a column of strings becomes text here, with all its digits.
+        types: The setting `data.types`. A number in a column of strings becomes text with all its digits.
     """
     as_text = frozenset(name for name, override in types.items() if override == "string")
     block, file, is_start = BlockBuilder(lines.file), lines.file, lines.is_start
@@ -158,7 +158,7 @@ def _parse(lines: _Lines, *, types: Mapping[str, object]) -> ParsedBlock:
         is_start = False
         _add_line(block, text, number, as_text)
     if lines.is_cut:
-        block.refuse(number + 1, "the gzip data is cut: everything after this is lost")
+        block.refuse(number + 1, "the gzip data is truncated here, the rest of the file is lost")
     return block.build(_finish)
 
 
@@ -188,7 +188,7 @@ def _add_line(block: BlockBuilder, line: bytes, number: int, as_text: Collection
 
 
 def _record(line: bytes) -> dict[str, Any] | str:
-    """Return a line's object, or the reason why it has none."""
+    """Return a line's JSON object, or the reason why it cannot be read."""
     try:
         record = _DECODER.decode(line.decode())
     except UnicodeDecodeError as error:
@@ -204,7 +204,7 @@ def _record(line: bytes) -> dict[str, Any] | str:
 
 
 def _as_text(values: list[Any]) -> tuple[str, list[Any]]:
-    """The kind and texts of the values of a column of strings: 7.0 becomes "7", like 7."""
+    """Return the kind of values of a column of strings, and the values as text: 7.0 becomes "7", like 7."""
     if any(type(value) not in _KINDS for value in values if value is not None):
         return _MIXED, values
     if any(isinstance(value, float) and math.isinf(value) for value in values):
@@ -217,7 +217,7 @@ def _as_text(values: list[Any]) -> tuple[str, list[Any]]:
 
 
 def _kind_of_list(given: list[Any]) -> str:
-    """The kind of a list's values, "" for an empty list."""
+    """Return the kind of a list's values; "" if the list is empty or holds only nulls."""
     types = set(map(type, given)) - {type(None)}
     kinds = {_KINDS.get(each, _NESTED) for each in types}
     return kinds.pop() if len(kinds) < 2 and kinds else _MIXED if kinds else ""
@@ -251,7 +251,7 @@ def _floats(numbers: list[float | None]) -> NDArray[np.float64]:
         widest = int(sys.float_info.max)
         kept = [None if n is None else max(-widest, min(widest, n)) for n in numbers]
         found = np.array(kept, np.float64)
-    # JSON has no infinity: 1e999 stays so large that it is found not to fit.
+    # JSON has no infinity: 1e999 becomes the largest float64, which is later refused as too large for float32.
     return np.nan_to_num(found, nan=np.nan)
 
 
@@ -259,7 +259,7 @@ def _texts(texts: list[str | None]) -> pa.Array:
     try:
         return pa.array(texts, pa.string())
     except UnicodeEncodeError:
-        # Half of a pair of \u escapes is not a character; as bytes it is refused as not UTF-8.
+        # Half of a pair of \u escapes is not a character; it is kept as bytes, and later refused as not UTF-8.
         encoded = [None if t is None else t.encode("utf-8", "surrogatepass") for t in texts]
         return pa.array(encoded, pa.binary())
 
@@ -274,7 +274,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _constant(text: str) -> Never:
-    raise ValueError(f"{text} is not a JSON value; a missing number is null")
+    raise ValueError(f"{text} is not a JSON value; use null for a missing number")
 
 
 _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
@@ -282,7 +282,7 @@ _DECODER = json.JSONDecoder(object_pairs_hook=_object, parse_constant=_constant)
 
 def _no_json_lines(file: SourceFile, got: str) -> DataError:
     return DataError(
-        f"{file.location} must hold one JSON object a line",
+        f"{file.location} must hold one JSON object per line",
         got=Plain(got),
-        fix="Convert the file, name its format in data.format, or take it out of the source.",
+        fix="Convert the file, set data.format to its format, or remove it from the source.",
     )

@@ -1,4 +1,4 @@
-"""Parquet files: already typed, so that values are read only for what the types leave open."""
+"""Read Parquet files. They have types, so only values whose type does not decide how they are read are scanned."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ from stoker.data.sources.records import (
 from stoker.data.sources.workers import Workers
 
 BATCH_ROWS = 65_536
-"""Records of a table that are read at a time."""
+"""Maximum number of records of a table that are read at a time."""
 
 BATCH_VALUES = 1 << 22
-"""Most values of a table with vectors that are read at a time: 32 MiB of float64."""
+"""Maximum number of values that are read at a time, if a table has vectors: 32 MiB of float64."""
 
 IMAGE_BATCH_ROWS = 256
-"""The same where a column holds images."""
+"""Number of records that are read at a time, if a column holds images."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,20 +60,20 @@ class ParquetFiles:
     """The files."""
 
     config: IngestConfig
-    """How they are read."""
+    """How the files are read."""
 
     labels: Collection[str]
-    """The columns that every record must have."""
+    """The columns in which every record must have a value."""
 
     workers: Workers
-    """The workers that read them."""
+    """The workers that read the files."""
 
     def scan(self, progress: Progress) -> Scan:
-        """Decide from the files' types, and from the values where gaps or images leave them open.
+        """Find how each column is read, from the files' types and, if they do not decide it, from the values.
 
         Raises:
-            DataError: a file is damaged, its columns differ from the first's, or a type cannot be
-                read.
+            DataError: a file is damaged, its columns differ from the first file's, or a column has a type
+                that cannot be read.
             ConfigError: `data.types` names a column that does not exist, or images differ in size.
         """
         learned, rows = self._schema()
@@ -83,7 +83,7 @@ class ParquetFiles:
         self._scan_values(learned, images, progress)
         readings = tuple(each.reading(is_label=each.name in self.labels) for each in learned)
         columns = tuple(
-            each.column(how, most_bad=self.config.max_bad_rows)
+            each.column(how, max_bad=self.config.max_bad_rows)
             for each, how in zip(learned, readings, strict=True)
         )
         if needs_headers(self.config.images):
@@ -101,7 +101,7 @@ class ParquetFiles:
         )
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Yield every record with its columns' types, or with its fault."""
+        """Yield all records in the types of their columns; a record that cannot be read has a fault."""
         learned, _ = self._schema()
         has_image = any(how == "image" for how in scan.readings)
         with ThreadPoolExecutor(WORKERS) as pool:
@@ -123,7 +123,7 @@ class ParquetFiles:
     def _numbered(
         self, names: Sequence[str] | None, *, images: bool
     ) -> Iterator[tuple[SourceFile, int, pa.RecordBatch]]:
-        """Yield every batch, with the number of its first record in its file."""
+        """Yield each file's batches, each with the number in the file of its first record."""
         for file in self.listing.files:
             row = 1
             for batch in _batches(file, names, images):
@@ -161,7 +161,7 @@ class ParquetFiles:
     def _scan_values(
         self, learned: Sequence[ColumnTyping], images: ImageTally, progress: Progress
     ) -> None:
-        """Read the columns whose type the schema does not determine."""
+        """Scan the values of columns whose type in the schema does not decide how they are read."""
         by_headers = needs_headers(self.config.images)
         open_ones = [
             each for each in learned if each.is_open or (each.family == "image" and by_headers)

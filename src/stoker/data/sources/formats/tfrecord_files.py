@@ -1,7 +1,7 @@
-"""TFRecord files of `tf.train.Example`, plain or compressed, checked record by record without TensorFlow.
+"""Read TFRecord files of `tf.train.Example`, plain or compressed, record by record and without TensorFlow.
 
-TensorFlow's own message class costs the import of TensorFlow: five seconds and 400 MB that ingest
-does not need otherwise.
+TensorFlow's own message class would need the import of TensorFlow, which costs five seconds and 400 MB; ingest
+does not need TensorFlow for anything else.
 
 Source: tensorflow/core/example/example.proto and feature.proto.
 """
@@ -46,12 +46,12 @@ _EXAMPLE = {
     "Features": "map<Feature> feature=1",
     "Example": "Features features=1",
 }
-"""Source: tensorflow/tensorflow, core/example/{example,feature}.proto."""
+"""Messages -> their fields. Source: tensorflow/tensorflow, core/example/{example,feature}.proto."""
 
 Example = message_classes(
     describe_messages("tensorflow", _EXAMPLE, file_name="example.proto", oneof="kind"), _EXAMPLE
 )[1]["Example"]
-"""The message class: `FromString`, `features.feature[name]`, `SerializeToString`."""
+"""The message class of `tf.train.Example`, with `FromString`, `features.feature[name]`, `SerializeToString`."""
 
 _NEW: dict[str, Callable[[], Any]] = {
     "int64_list": partial(array, "q"),
@@ -59,7 +59,7 @@ _NEW: dict[str, Callable[[], Any]] = {
     "bytes_list": list,
 }
 _FEW = 8
-"""Number of values of a float list up to which reading them one by one is faster."""
+"""For lists of up to this many floats, it is faster to read the values one by one."""
 
 _KINDS_OF_LISTS = {"int64_list": INT_LIST, "float_list": FLOAT_LIST}
 
@@ -68,8 +68,8 @@ def parse_examples(file: SourceFile, frames: Frames) -> ParsedBlock:
     """Parse some records into columns.
 
     Args:
-        file: Their file.
-        frames: The records; damage among them is passed on.
+        file: The file of the records.
+        frames: The records; their damages become faults of the block.
     """
     block = BlockBuilder(file)
     for damage in frames.damages:
@@ -78,7 +78,7 @@ def parse_examples(file: SourceFile, frames: Frames) -> ParsedBlock:
         try:
             example = Example.FromString(payload)
         except DecodeError:
-            block.refuse(number, "it does not parse as a tf.train.Example")
+            block.refuse(number, "it cannot be parsed as a tf.train.Example")
             continue
         if len(UnknownFieldSet(example)):
             block.refuse(
@@ -116,9 +116,9 @@ def _add_example(block: BlockBuilder, example: Any, number: int) -> None:
 
 
 def _extend(flat: array[float], packed: bytes, count: int) -> None:
-    """Extract the values from a float list's canonical form: tag, length, values.
+    """Extract the values from the canonical serialized form of a float list: tag, length, values.
 
-    For long lists this is many times as fast as one Python float after the other.
+    For long lists, this is many times as fast as to read the values as Python floats.
     """
     size = 4 * count
     start = 1 + max(1, -(-size.bit_length() // 7))
@@ -135,7 +135,7 @@ def _finish(kind: str, collected: Collected) -> Iterable[Values]:
 
 
 def _split(values: Values) -> Iterable[Values]:
-    """Whether bytes are text, encoded images, or neither."""
+    """Divide the values of a bytes_list into text, encoded images, and others."""
     if _is_text(values.flat):
         text = values.flat.cast(pa.string())
         return [replace(values, kind=TEXT, flat=text)]
@@ -169,7 +169,7 @@ def _is_one_text(value: bytes) -> bool:
 
 
 def tfrecord_files() -> NamedFormat[tuple[SourceFile, Frames]]:
-    """Return how TFRecord files are read."""
+    """Return the description of the format TFRecord."""
     return NamedFormat(
         title="TFRecord",
         split=_frames,

@@ -1,1 +1,1 @@
-"""Images as records: whether a file is one, is complete and upright, and its class."""
+"""Images as records: check that a file is a complete image that can be decoded, and find its class."""

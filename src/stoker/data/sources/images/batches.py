@@ -1,4 +1,4 @@
-"""Checks many encoded images in threads, and finds the shape that they have in common."""
+"""Check many encoded images in threads, and find the shape that they have in common."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NO_IMAGE = "the image is missing"
 
 @dataclass(frozen=True, kw_only=True, slots=True, order=True)
 class _Sized:
-    """An image's size, ordered by number of pixels, then by shape: 2x8 differs from 4x4."""
+    """An image's size; ordered by number of pixels, then by height and width (2 x 8 differs from 4 x 4)."""
 
     pixels: int
     height: int
@@ -32,7 +32,7 @@ class _Sized:
 
 @dataclass(slots=True)
 class ImageTally:
-    """Smallest and largest size, and color, over all images of a source."""
+    """Smallest and largest size of all images of a source, and whether any image has color."""
 
     smallest: _Sized | None = None
     """The image with the fewest pixels."""
@@ -41,10 +41,10 @@ class ImageTally:
     """The image with the most pixels."""
 
     has_color: bool = False
-    """True if at least one image is not gray."""
+    """Whether at least one image is not gray."""
 
     def add(self, header: ImageHeader, name: str) -> None:
-        """Count one more image."""
+        """Add the next image."""
         area = header.height * header.width
         size = _Sized(pixels=area, height=header.height, width=header.width, name=name)
         self.smallest = min(self.smallest or size, size)
@@ -55,13 +55,13 @@ class ImageTally:
         """Return the height, width and channels that all images are converted to.
 
         Raises:
-            ConfigError: The sizes differ, and `data.images.size` is not set.
+            ConfigError: the sizes differ, and `data.images.size` is not set.
         """
         channels = config.channels or (3 if self.has_color else 1)
         if config.size is not None:
             return *config.size, channels
         if self.smallest is None or self.largest is None:
-            # Every image is bad; the records say why.
+            # Every image is bad; the faults of the records say why.
             return 1, 1, channels
         height, width = self.smallest.height, self.smallest.width
         if (height, width) != (self.largest.height, self.largest.width):
@@ -74,7 +74,7 @@ class ImageTally:
 
 
 def needs_headers(config: ImagesConfig) -> bool:
-    """Return whether the shape depends on the images."""
+    """Return whether the shape must be found from the images' headers, because it is not configured."""
     return config.size is None or config.channels is None
 
 
@@ -86,13 +86,14 @@ def tally_images(
     name: str,
     pool: ThreadPoolExecutor,
 ) -> None:
-    """Count the shapes of the images of one column.
+    """Add the sizes and colors of one column's images to a tally.
 
     Args:
-        tally: Receives the shapes.
-        encoded: [rows] bytes; those without a valid header are left to `checked_images`.
-        config: Sets the limit on pixels.
-        name: The column's name.
+        tally: The tally.
+        encoded: [rows] encoded images; images without a valid header are skipped (`checked_images` refuses
+            them).
+        config: The settings; `max_pixels` is used.
+        name: The column's name, for messages.
         pool: Threads that read the headers.
     """
     for header in pool.map(lambda data: usable_header(data, config), encoded.to_pylist()):
@@ -101,7 +102,7 @@ def tally_images(
 
 
 def usable_header(data: bytes | None, config: ImagesConfig) -> ImageHeader | None:
-    """Return an image's header; None if it is missing, invalid or above `max_pixels`."""
+    """Return an image's header; None if it is missing or invalid, or the image has more than `max_pixels`."""
     try:
         header = read_header(data or b"")
     except BadImage:
@@ -112,7 +113,7 @@ def usable_header(data: bytes | None, config: ImagesConfig) -> ImageHeader | Non
 def checked_images(
     column: Cells, config: ImagesConfig, *, channels: int | None, pool: ThreadPoolExecutor
 ) -> Cells:
-    """Mark the images of a column that are missing or cannot be used as bad."""
+    """Mark images of a column as bad if they are missing or cannot be used."""
 
     def fault(data: bytes | None) -> str:
         if data is None:

@@ -1,4 +1,4 @@
-"""A folder of images with one sub-folder for each class."""
+"""Read a folder of images that has a sub-folder for each class."""
 
 from __future__ import annotations
 
@@ -29,49 +29,51 @@ from stoker.data.sources.records import (
 from stoker.data.sources.workers import Workers
 
 PATH = "path"
-"""The column that names the file."""
+"""Name of the column with the path of the image's file."""
 
 IMAGE_COLUMNS = (
     Column(name="image", dtype="image"),
     Column(name="label", dtype="string"),
     Column(name=PATH, dtype="string"),
 )
-"""Columns: the encoded bytes as in the file, the folder's name, the file's relative name."""
+"""The columns: bytes of the file, name of the sub-folder (the class), path of the file relative to the source."""
 
 BLOCK_FILES = 256
-"""Most images that are read at a time."""
+"""Maximum number of images that are read at a time."""
 
 BLOCK_BYTES = 32 << 20
-"""Most bytes of images that are read at a time."""
+"""Maximum size of the images that are read at a time, bytes."""
 
 PART_FILES = 32
-"""Images of a block for one worker: enough to justify a message, few enough to balance the load."""
+"""Number of images that a worker gets at a time: enough that a message pays off, few enough to balance the load."""
 
 MAX_FILE_BYTES = 256 << 20
-"""Longest image file: several times the size of an image with 50 million pixels."""
+"""Maximum size of an image file: several times the size of an image with 50 million pixels."""
 
 _HEAD_BYTES = 64 << 10
-"""Nearly every header ends within this; a JPEG with a long preview or profile is read completely."""
+"""Number of bytes that are read to find a header. If it ends later (in a JPEG, after a long preview or profile), the
+whole file is read."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageFolder:
-    """The source that gives one record for each image file."""
+    """A source with one record for each image file."""
 
     listing: Listing
-    """The files; the first part of each name is its class."""
+    """The files; the first part of each file's name is its class."""
 
     config: IngestConfig
-    """How they are read."""
+    """How the files are read."""
 
     workers: Workers
-    """The workers that read them."""
+    """The workers that read the files."""
 
     def scan(self, progress: Progress) -> Scan:
-        """Read the images' headers, if their shape is not configured.
+        """Find the images' shape from their headers, if it is not configured.
 
         Raises:
-            ConfigError: the sizes differ and none is configured; or `data.types` is set.
+            ConfigError: the sizes differ, and `data.images.size` is not set; or `data.types` or
+                `data.columns` is set.
         """
         columns = self.config.columns
         for key, names in (
@@ -82,7 +84,7 @@ class ImageFolder:
                 raise ConfigError(
                     f"data.{key} must be left out for a folder of images",
                     got=Plain(", ".join(names)),
-                    fix="Its columns are image, label and path.",
+                    fix="Leave it out. The columns are always image, label and path.",
                 )
         files, tally = self.listing.files, ImageTally()
         if needs_headers(self.config.images):
@@ -103,7 +105,7 @@ class ImageFolder:
         )
 
     def blocks(self, scan: Scan, content: Content | None = None) -> Iterator[Block]:
-        """Yield every image with its class, or with its fault."""
+        """Yield all images with their classes; an image that cannot be read has a fault."""
         files = self.listing.files
         runs = list(_block_slices([file.size_bytes for file in files]))
         read = partial(
@@ -118,7 +120,7 @@ class ImageFolder:
             yield _block([next(made) for _ in _parts(run)], self.config.max_bad_rows + SHOWN_FAULTS)
 
     def classes(self) -> dict[str, int]:
-        """Class -> number of its files, in the order of their names."""
+        """Return class -> number of its files, in the order of the names."""
         found: dict[str, int] = {}
         for file in self.listing.files:
             label = class_of(file)
@@ -127,7 +129,7 @@ class ImageFolder:
 
 
 def class_of(file: SourceFile) -> str:
-    """The sub-folder of an image."""
+    """Return the class of an image: the name of its sub-folder."""
     return file.name.partition("/")[0]
 
 
@@ -136,10 +138,10 @@ class _Part:
     """Some images of a block, as a worker returns them."""
 
     table: pa.Table
-    """The valid ones."""
+    """The valid images."""
 
     content: NDArray[np.uint64] | None
-    """Computed value of each row of the table."""
+    """The result of `Content` for each row of the table; None if it was not requested."""
 
     faults: list[Fault]
     """The invalid images."""
@@ -150,7 +152,7 @@ def _file_bytes(files: Sequence[SourceFile]) -> int:
 
 
 def _block_slices(sizes: Sequence[int]) -> Iterator[slice]:
-    """Yield runs of consecutive files within both limits of a block; a larger file is alone."""
+    """Yield slices of consecutive files that keep to both limits of a block; a larger file is a block alone."""
     start = total = 0
     for index, size in enumerate(sizes):
         if index > start and (index - start == BLOCK_FILES or total + size > BLOCK_BYTES):
@@ -167,7 +169,7 @@ def _parts(run: slice) -> list[slice]:
 
 
 def _headers(files: Sequence[SourceFile], *, max_pixels: int) -> list[ImageHeader | None]:
-    """The header of each image; None if it is invalid."""
+    """Return the header of each image; None if it is invalid, or the image is too large."""
     found: list[ImageHeader | None] = []
     for file in files:
         try:
@@ -221,7 +223,9 @@ def _read_part(
 
 def _read(file: SourceFile, size: int = -1) -> bytes:
     if size < 0 and file.size_bytes > MAX_FILE_BYTES:
-        raise BadImage(f"is {file.size_bytes >> 20} MiB long; {MAX_FILE_BYTES >> 20} are the most")
+        raise BadImage(
+            f"is {file.size_bytes >> 20} MiB long; the maximum is {MAX_FILE_BYTES >> 20} MiB"
+        )
     try:
         with file.opened() as path, path.open("rb", buffering=0) as stream:
             return stream.read(size)

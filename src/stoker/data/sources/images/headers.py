@@ -1,8 +1,9 @@
-"""Size, channels and orientation of an image, read from its header without decoding.
+"""Read size, channels and orientation of an image from its header, without decoding it.
 
-TensorFlow 2.21 does not decode a frame of an animated WebP without alpha, and with channels=0 it
-writes past the end of its buffer. So animated WebP images are refused, here and in the exported graph.
-`data/features/images/orientation.py` reads the same Exif bytes by the same rules inside that graph.
+Animated WebP images are refused, here and in the exported graph: TensorFlow 2.21 does not decode a frame of an
+animated WebP without alpha, and with channels=0 it writes past the end of its buffer.
+
+In the exported graph, `data/features/image_decoding.py` reads the same Exif bytes by the same rules.
 
 Source: ITU-T T.81, annex B (JPEG); Exif 2.32 (CIPA DC-008), 4.5.4 and 4.6.4; TIFF 6.0, section 2; PNG
 specification (third edition), section 11.2; GIF89a specification, section 18; WebP container
@@ -18,43 +19,43 @@ from typing import Literal
 
 import numpy as np
 
-CUT = "is cut: it ends before its last part"
+CUT = "is truncated: it ends before its last part"
 
 
 class BadImage(ValueError):
-    """These bytes cannot be used as an image; the text says why and follows "the image"."""
+    """Raised for bytes that cannot be used as an image; the text continues a sentence that begins "the image"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ImageHeader:
-    """Size and channels from an image's header, after the rotation that its orientation asks for."""
+    """Size and channels of an image, from its header; the size is that of the upright image."""
 
     height: int
-    """Pixels."""
+    """Height of the upright image, pixels."""
 
     width: int
-    """Pixels."""
+    """Width of the upright image, pixels."""
 
     channels: int
     """1 (gray), 3 (color) or 4 (CMYK)."""
 
 
 MAX_SEGMENTS = 16
-"""JPEG segments that are searched; the standard puts Exif into the first."""
+"""Maximum number of JPEG segments that are searched for Exif; by the standard, it is in the first."""
 
 MAX_ENTRIES = 64
-"""Entries of the first directory that are searched; they are sorted, and cameras write about 12
-with a lower or nearby tag."""
+"""Maximum number of entries of the first directory that are searched. Entries are sorted by their tags, and cameras
+write about 12 with a lower or nearby tag."""
 
 EXIF = b"Exif\x00\x00"
-"""First bytes of the segment's content; TIFF follows."""
+"""First bytes in an Exif segment; a TIFF structure follows."""
 
 ORIENTATION_TAG = 0x0112
 SHORT = 3
 """TIFF's type for a 16-bit number."""
 
 TRANSPOSED = 5
-"""From this orientation on, height and width are swapped."""
+"""For this orientation and higher ones, height and width are swapped."""
 
 _ORDERS: dict[bytes, Literal["little", "big"]] = {b"II*\x00": "little", b"MM\x00*": "big"}
 
@@ -66,31 +67,31 @@ def orientation(data: bytes) -> int:
         data: The encoded image, or its beginning up to the frame header.
 
     Returns:
-        1 (upright) to 8; 1 if it is not a JPEG, or its Exif is missing or damaged.
+        1 (upright) to 8; 1 if the image is not a JPEG, or its Exif is missing or damaged.
     """
     return orientation_in(_tiff(data))
 
 
 def require_upright(exif: bytes) -> None:
-    """Check that the Exif of a PNG or WebP does not ask for a rotation.
+    """Check that the Exif of a PNG or WebP does not require a rotation.
 
     The exported graph rotates only JPEGs.
 
     Args:
-        exif: The TIFF content of the chunk; some programs write the JPEG prefix before it.
+        exif: The content of the Exif chunk: a TIFF structure, before which some programs write `EXIF`.
 
     Raises:
-        BadImage: It asks for one.
+        BadImage: the Exif requires a rotation.
     """
     orientation = orientation_in(exif.removeprefix(EXIF))
     if orientation != 1:
         raise BadImage(
-            f"asks to be turned (Exif orientation {orientation}), which is done to JPEGs only; save it upright"
+            f"must be rotated (Exif orientation {orientation}), but only JPEGs are rotated; save it upright"
         )
 
 
 def orientation_in(tiff: bytes) -> int:
-    """Return the orientation in a TIFF directory, 1 to 8; 1 if it is missing or damaged."""
+    """Return the orientation in a TIFF structure, 1 to 8; 1 if it is missing or damaged."""
     order = _ORDERS.get(tiff[:4])
     if order is None:
         return 1
@@ -108,7 +109,7 @@ def orientation_in(tiff: bytes) -> int:
 
 
 def _tiff(data: bytes) -> bytes:
-    """Return the first Exif segment before the tables and the frame; b"" if there is none."""
+    """Return the TIFF structure in the first Exif segment of a JPEG; b"" without one."""
     at = 2 if data.startswith(b"\xff\xd8\xff") else len(data)
     for _ in range(MAX_SEGMENTS):
         head = data[at : at + 4]
@@ -122,7 +123,7 @@ def _tiff(data: bytes) -> bytes:
 
 
 def _is_note(marker: int) -> bool:
-    """Return whether a marker is APP0 to APP15 or a comment; only these may precede Exif."""
+    """Return whether a marker is APP0 to APP15 or a comment; only such segments may precede Exif."""
     return marker & 0xF0 == 0xE0 or marker == 0xFE
 
 
@@ -130,19 +131,19 @@ JPEG = b"\xff\xd8\xff"
 PNG = b"\x89PNG\r\n\x1a\n"
 GIF = (b"GIF87a", b"GIF89a")
 WEBP = b"RIFF"
-"""The first bytes of each format."""
+"""The first bytes of a WebP, and of all RIFF files."""
 
 WEBP_KIND = b"WEBP"
-"""The bytes from byte 8 of a WebP; other RIFF files have others."""
+"""The bytes at offset 8 of a WebP; other RIFF files have different bytes there."""
 
 ANIMATED = 0x02
-"""Flag in byte 20 of an extended WebP."""
+"""Flag in byte 20 of an extended WebP: the image is animated."""
 
 _PNG_CHANNELS = {0: 1, 2: 3, 3: 3, 4: 1, 6: 3}
-"""PNG color type -> channels without alpha."""
+"""PNG color type -> number of channels, without alpha."""
 
 _PNG_DEPTHS = {0: (1, 2, 4, 8, 16), 2: (8, 16), 3: (1, 2, 4, 8), 4: (8, 16), 6: (8, 16)}
-"""PNG color type -> valid bits per sample."""
+"""PNG color type -> valid numbers of bits per sample."""
 
 _WEBP_HEADER_BYTES = 30
 _WEBP_LOSSY_START = b"\x9d\x01\x2a"
@@ -151,10 +152,10 @@ _WEBP_SIZE_BITS = 14
 
 
 def read_png(data: bytes) -> ImageHeader:
-    """Return size and channels of a PNG, alpha not counted.
+    """Return size and channels of a PNG; alpha does not count as a channel.
 
     Raises:
-        BadImage: The header is cut or invalid.
+        BadImage: the header is truncated or invalid.
     """
     if len(data) < 33:
         raise BadImage(CUT)
@@ -171,7 +172,7 @@ def read_gif(data: bytes) -> ImageHeader:
     """Return the size of a GIF; it always counts as color.
 
     Raises:
-        BadImage: The header is truncated, or the image has no pixels.
+        BadImage: the header is truncated, or the image has no pixels.
     """
     if len(data) < 13:
         raise BadImage(CUT)
@@ -185,7 +186,7 @@ def read_webp(data: bytes) -> ImageHeader:
     """Return the size of a WebP; it always counts as color.
 
     Raises:
-        BadImage: The header is cut or invalid, or the image is animated.
+        BadImage: the header is truncated or invalid, or the image is animated.
     """
     if len(data) < min(_WEBP_HEADER_BYTES, webp_bytes(data)):
         raise BadImage(CUT)
@@ -201,7 +202,7 @@ def webp_bytes(data: bytes) -> int:
 
 
 def _webp_size(chunk: bytes, content: bytes) -> tuple[int, int]:
-    """Return height and width; 0 if the header is invalid."""
+    """Return height and width; 0, 0 if the header is invalid."""
     mask = (1 << _WEBP_SIZE_BITS) - 1
     if chunk == b"VP8X" and len(content) == _WEBP_HEADER_BYTES - 20:
         if content[0] & ANIMATED:
@@ -222,17 +223,17 @@ FRAMES = (0xC0, 0xC1, 0xC2)
 _NO_FRAMES = (0xC4, 0xC8, 0xCC)
 _ENDS_A_SCAN = np.ones(256, np.bool_)
 _ENDS_A_SCAN[[0x00, *range(0xD0, 0xD8), 0xFF]] = False
-"""[byte after FF] True if both bytes are a marker that ends coded data. In coded data, FF is
-followed by 00 (a plain FF) or is part of a restart marker."""
+"""Byte after FF -> whether both bytes are a marker that ends coded data. In coded data, FF is followed by 00 (then
+it is a plain FF), or belongs to a restart marker."""
 
 
 _FIRST_WINDOW_BYTES = 256
-"""Size of the first search window in coded data. Each further window is eight times as long, so
-that many short scans cost no more than a single long one."""
+"""Size of the first window in which coded data is searched. Each further window is eight times as long, so that many
+short scans do not cost more than a single long scan."""
 
 
 def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
-    """Marker, first byte and end of each segment of a JPEG up to its end; coded data is skipped."""
+    """Yield marker, start and end of each segment's content of a JPEG; coded data is skipped."""
     at = 2
     while True:
         while data[at : at + 2] == b"\xff\xff":
@@ -240,7 +241,7 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
         if at + 2 > len(data):
             raise BadImage(CUT)
         if data[at] != 0xFF:
-            raise BadImage("is damaged: a marker is missing where one must stand")
+            raise BadImage("is damaged: a marker is missing")
         marker = data[at + 1]
         if marker == _EOI:
             return
@@ -254,7 +255,7 @@ def jpeg_segments(data: bytes) -> Iterator[tuple[int, int, int]]:
 
 
 def _scan_end(data: bytes, start: int) -> int:
-    """The position of the marker after a scan's coded data."""
+    """Return the position of the marker after a scan's coded data."""
     size = _FIRST_WINDOW_BYTES
     while start + 1 < len(data):
         window = np.frombuffer(data, np.uint8, count=min(size, len(data) - start), offset=start)
@@ -268,10 +269,10 @@ def _scan_end(data: bytes, start: int) -> int:
 
 
 def read_jpeg(data: bytes) -> ImageHeader:
-    """Size and channels of a JPEG, turned as its Exif asks.
+    """Return size and channels of a JPEG; the size is that of the upright image.
 
     Raises:
-        BadImage: it ends within its header, or has a kind that TensorFlow does not decode.
+        BadImage: the image ends within its header, or is of a kind that TensorFlow does not decode.
     """
     for marker, start, end in jpeg_segments(data):
         if marker in FRAMES:
@@ -324,13 +325,13 @@ _OTHERS: tuple[tuple[bytes, str], ...] = (
 
 
 def read_header(data: bytes) -> ImageHeader:
-    """Return size and channels of an image after the rotation that its orientation asks for.
+    """Return size and channels of an image; the size is that of the upright image.
 
     Args:
         data: The encoded image, or its beginning.
 
     Raises:
-        BadImage: The format is not supported, or the header is cut or invalid.
+        BadImage: the format is not supported, or the header is truncated or invalid.
     """
     return _READERS[format_of(data)](data)
 
@@ -339,7 +340,7 @@ def format_of(data: bytes) -> str:
     """Return `JPEG`, `PNG`, `GIF` or `WebP`, from the first bytes of an image.
 
     Raises:
-        BadImage: The image has none of these formats.
+        BadImage: the image does not have one of these formats.
     """
     for name, magics in _MAGICS.items():
         if data.startswith(magics) and (name != "WebP" or data[8:12] == WEBP_KIND):
@@ -348,7 +349,7 @@ def format_of(data: bytes) -> str:
 
 
 def begins_as_image(data: bytes) -> bool:
-    """Return whether bytes begin like an image, of a supported format or another one."""
+    """Return whether bytes begin like an image of any known format, supported or not."""
     magics = [*sum(_MAGICS.values(), ()), *(magic for magic, _ in _OTHERS)]
     return data.startswith(tuple(magics)) or data[4:8] == b"ftyp"
 
@@ -360,7 +361,5 @@ def _foreign(data: bytes) -> str:
         return f"is an AVIF, HEIC or video; {_READ}"
     if data.lstrip()[:1] == b"<":
         return f"is a web page or XML; {_READ}"
-    kind = next(
-        (kind for magic, kind in _OTHERS if data.startswith(magic)), "of no format that is known"
-    )
+    kind = next((kind for magic, kind in _OTHERS if data.startswith(magic)), "of an unknown format")
     return f"is {kind}; {_READ}"

@@ -1,1 +1,1 @@
-"""Places of files: this machine, or a bucket with a cache on this machine."""
+"""Where files are: on this machine, or in an object store with a cache on this machine."""

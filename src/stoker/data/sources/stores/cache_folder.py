@@ -1,4 +1,4 @@
-"""The folder for a store's files on this machine."""
+"""Find the folder on this machine in which files of a store are cached."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from stoker.core.incarnation import VARIABLE
 from stoker.data.sources.config import IngestConfig
 
 NODE_LOCAL = ("SLURM_TMPDIR", "TMPDIR")
-"""Environment variables that name a folder on a job machine's local disk; the first one that is set counts."""
+"""Environment variables that name a folder on the local disk of a job's machine; the first that is set is used."""
 
 
 def cache_folder(config: IngestConfig, environ: Mapping[str, str] = os.environ) -> Path:
-    """Return `data.cache_dir`; else in a job a folder on the machine's local disk; else the user's cache folder.
+    """Return `data.cache_dir`; without it, in a job a folder on the local disk, else the user's cache folder.
 
-    In a job the user's home is often a file system that all machines share.
+    In a job, the user's home is often on a file system that all machines share.
 
     Args:
-        config: May name the folder.
+        config: Has the setting `cache_dir`.
         environ: Environment of this process.
 
     Raises:
-        UserError: in a job: the folder belongs to another user.
+        UserError: the folder on a job's local disk belongs to a different user.
     """
     if config.cache_dir is not None:
         return config.cache_dir.expanduser().absolute()
@@ -38,8 +38,8 @@ def cache_folder(config: IngestConfig, environ: Mapping[str, str] = os.environ) 
 def _own(folder: Path) -> Path:
     if folder.exists() and folder.stat().st_uid != os.geteuid():
         raise UserError(
-            f"{folder} must belong to the user whose job it is",
-            got=Plain(f"it belongs to user {folder.stat().st_uid}"),
-            fix="Name another folder with --set data.cache_dir=DIR.",
+            f"{folder} must belong to the user who runs the job",
+            got=Plain(f"a folder of user {folder.stat().st_uid}"),
+            fix="Set a different folder with --set data.cache_dir=DIR.",
         )
     return folder

@@ -1,8 +1,8 @@
 """Files on this machine's disk.
 
-Refused before a single byte is read: a FIFO, device or socket (reading would hang), a
-link that leads out of the source, a link to a folder (it may lead in a circle), a folder where
-files are expected, and files of several formats together.
+These entries are refused before any byte is read: FIFOs, devices and sockets (reading could hang), links that
+lead out of the source, links to folders (they may lead in a circle), folders in a folder of files, and files of
+different formats.
 """
 
 from __future__ import annotations
@@ -39,21 +39,21 @@ _KINDS = {
 
 
 class LocalDisk:
-    """The place of files that need not be fetched."""
+    """The place of files on this machine's disk, which are opened directly."""
 
     is_local = True
 
     @contextlib.contextmanager
     def opened(self, file: SourceFile) -> Iterator[Path]:
-        """The file itself."""
+        """Provide the path of the file itself."""
         yield Path(file.location)
 
     def sha256(self, file: SourceFile) -> str:
-        """Read the whole file."""
+        """Return the SHA-256 of the file's content; the whole file is read."""
         return sha256_file(Path(file.location))
 
     def statuses(self, files: Sequence[SourceFile]) -> list[tuple[int, int]]:
-        """Get the status of each file."""
+        """Return the current size, bytes, and modification time, ns, of each file."""
         found = (_status(file.location) for file in files)
         return [(status.st_size, status.st_mtime_ns) for status in found]
 
@@ -66,7 +66,7 @@ def list_local(config: IngestConfig) -> Listing:
 
     Raises:
         DataError: no file exists, or an entry is not a plain file inside the source.
-        ConfigError: the files have several formats, or an unknown one.
+        ConfigError: the files have different formats, or an unknown format.
     """
     path = Path(config.source)
     if not os.path.lexists(path):
@@ -74,7 +74,7 @@ def list_local(config: IngestConfig) -> Listing:
             raise DataError(
                 f"data.source {path} must exist",
                 got=Plain("no such file or folder"),
-                fix="Name a file, a folder or a glob in data.source.",
+                fix="Set data.source to a file, a folder or a glob.",
             )
         return _listed_glob(config)
     if path.is_dir():
@@ -150,7 +150,7 @@ def _entries(folder: Path) -> list[os.DirEntry[str]]:
 
 
 def _source_file(path: Path, root: Path, *, named_by_user: bool = False) -> SourceFile:
-    """Check one entry; the source itself may be a link to anywhere, because the user named it."""
+    """Check one entry; if the user named it in `data.source`, it may be a link to anywhere."""
     if not named_by_user and path.is_symlink():
         _check_link(path, root)
     status = _status(path)
@@ -161,7 +161,7 @@ def _source_file(path: Path, root: Path, *, named_by_user: bool = False) -> Sour
         raise DataError(
             f"the name of every file in {root} must be UTF-8",
             got=os.fsencode(name),
-            fix="Rename it.",
+            fix="Rename the file.",
         )
     return SourceFile(
         location=str(path),
@@ -179,13 +179,13 @@ def _check_link(path: Path, root: Path) -> None:
         raise DataError(
             f"link {path} must lead to a file",
             got=Plain(getattr(error, "strerror", None) or str(error)),
-            fix="Take the link out of the source.",
+            fix="Remove the link from the source.",
         ) from None
     if not target.is_relative_to(root.resolve()):
         raise DataError(
             f"link {path} must lead to a file inside {root}",
             got=Plain(f"a link to {path.readlink()}"),
-            fix="Copy the file into the source, or take the link out.",
+            fix="Replace the link with a copy of the file, or remove it.",
         )
 
 

@@ -1,7 +1,7 @@
-"""Files in a bucket: listed by name like folders, and fetched before they are read.
+"""Files in a bucket of an object store: they are listed as if in folders, and downloaded before they are read.
 
-A store has no folders. What is refused in one, or left out, is what is refused or left out in a
-local folder of the same names, so that the same files are the same source wherever they lie.
+A store has no folders, only names with slashes. The same names are refused or left out as in a local folder, so
+that the same files are the same source, locally and in a store.
 """
 
 from __future__ import annotations
@@ -35,28 +35,29 @@ from stoker.data.sources.stores.store import ChangedMeanwhile, Store, is_ending
 from stoker.data.sources.uri import StoreUri, parse_uri
 
 FETCHERS = 16
-"""Files that are fetched at once: a request for a small one is almost only waiting."""
+"""Number of files that are downloaded at the same time: most of the time for a small file is waiting."""
 
 AHEAD_FILES = 64
-"""Maximum number of files that are fetched before they are needed."""
+"""Maximum number of files that are downloaded before they are needed."""
 
 AHEAD_BYTES = 512 << 20
-"""Maximum bytes of these files, unless the next file alone is larger."""
+"""Maximum total size of the files that are downloaded before they are needed, bytes."""
 
 AHEAD_SHARE = 0.25
-"""Maximum share of the cache that these files take. A larger share would evict files before they are read."""
+"""Maximum share of the cache for files that are downloaded before they are needed. With a larger share, files would
+be evicted before they are read."""
 
 
 class Bucket:
-    """The place of files that are fetched into the cache."""
+    """The place of files in a bucket, which are downloaded into the cache."""
 
     is_local = False
 
     def __init__(self, config: IngestConfig) -> None:
-        """Connect lazily.
+        """Keep the settings; nothing is sent before the first request.
 
         Args:
-            config: Its source is the URI of a bucket, or of an object or folder in it.
+            config: The settings; the source is the URI of a bucket, or of an object or folder in it.
         """
         self.uri = parse_uri(config.source)
         attempts, backoff_s = config.store_attempts, config.store_backoff_s
@@ -71,29 +72,29 @@ class Bucket:
         self._pool = ThreadPoolExecutor(FETCHERS, thread_name_prefix="fetch")
 
     def file_type(self, key: str) -> fs.FileType:
-        """Whether a key is an object, a folder or nothing."""
+        """Return whether a key is an object, a folder or nothing."""
         return self._store.status(key).type
 
     def files_below(self, folder: str) -> list[SourceFile]:
-        """Every file in a folder, at any depth, except hidden ones."""
+        """Return all files in a folder, at any depth, without hidden files."""
         self._list_again = lambda: self._store.below(folder)
         found = (info for info in self._list_again() if info.type == fs.FileType.File)
         files = (self._file(info, folder) for info in found)
         return [file for file in files if not f"/{file.name}".count("/.")]
 
     def file_at(self, key: str) -> SourceFile:
-        """One object."""
+        """Return the object with this key."""
         self._list_again = lambda: [self._store.status(key)]
         return self._file(self._list_again()[0], key.rpartition("/")[0])
 
     def read_in_order(self, files: Sequence[SourceFile]) -> None:
-        """Announce the files that will be read one after another, so that they are fetched ahead."""
+        """Set the order in which the files will be read, so that the next files are downloaded in advance."""
         self._files = tuple(files)
         self._positions = {file.name: at for at, file in enumerate(files)}
 
     @contextlib.contextmanager
     def opened(self, file: SourceFile) -> Iterator[Path]:
-        """The pinned entry of the cache; later files are fetched meanwhile."""
+        """Provide the file's entry in the cache until the end of the `with` block; download the next files meanwhile."""
         self._prefetch_from(self._positions.get(file.name, 0) + 1)
         with contextlib.ExitStack() as held:
             try:
@@ -103,7 +104,7 @@ class Bucket:
             yield path
 
     def sha256(self, file: SourceFile) -> str:
-        """The SHA-256 of the checked entry of the cache; known ones are not fetched again."""
+        """Return the SHA-256 of the file's content; it is downloaded, unless this process has used it before."""
         known = self._cache.known_sha256(self._wanted(file))
         if known is not None:
             return known
@@ -111,7 +112,11 @@ class Bucket:
             return sha256_in(path)
 
     def statuses(self, files: Sequence[SourceFile]) -> list[tuple[int, int]]:
-        """List again in the same way: MinIO lists times in milliseconds, and returns seconds for one object."""
+        """Return the current size and time of each file.
+
+        They are listed in the same way as before, because MinIO gives times in milliseconds in a list, but in
+        seconds for a single object.
+        """
         found = {self._store.key_of(info): info for info in self._list_again()}
         infos = (found.get(self._key(file)) for file in files)
         return [(-1, -1) if info is None else (info.size, info.mtime_ns) for info in infos]
@@ -142,7 +147,7 @@ class Bucket:
         return self._store.pieces(key, size_bytes=wanted.size_bytes, mtime_ns=wanted.mtime_ns)
 
     def _prefetch_from(self, start: int) -> None:
-        """Fetch the files from `start` on in threads, each of them once in a pass."""
+        """Download files in threads, beginning with number `start`, each file once per pass."""
         with self._prefetch_lock:
             if not start <= self._prefetched_until <= start + AHEAD_FILES:
                 self._prefetched_until = start  # another pass has started
@@ -158,7 +163,7 @@ class Bucket:
                 self._pool.submit(self._hold_ready, file)
 
     def _hold_ready(self, file: SourceFile) -> None:
-        """Fetch a file ahead; errors are ignored here, because reading the file reports them."""
+        """Download a file in advance; errors are ignored, because they are reported when the file is read."""
         if not is_ending():
             self._cache.prefetch(self._wanted(file), self._fetch)
 
@@ -168,7 +173,7 @@ def list_remote(config: IngestConfig) -> Listing:
 
     Raises:
         DataError: no file exists, or an entry is not a plain file inside the source.
-        ConfigError: the files have several formats, or an unknown one.
+        ConfigError: the files have different formats, or an unknown format.
         UserError: the store fails or refuses the request.
     """
     bucket = Bucket(config)
@@ -188,8 +193,8 @@ def _found(config: IngestConfig, bucket: Bucket) -> Listing:
     if not files:
         raise DataError(
             f"data.source {uri.location(uri.key)} must exist",
-            got=Plain("no such bucket, or nothing of that name in it"),
-            fix="Name an object, a folder or a glob in data.source.",
+            got=Plain("no such bucket, or no object with this name"),
+            fix="Set data.source to an object, a folder or a glob.",
         )
     return _listed_folder(config, uri, files)
 
@@ -205,11 +210,11 @@ def _listed_glob(config: IngestConfig, bucket: Bucket) -> Listing:
 
 
 def matches(name: str, pattern: Sequence[str]) -> bool:
-    """True for a name that a glob matches: `**` means any number of folders, and at the end everything.
+    """Return whether a glob matches a name. `**` matches any number of folders; at the end, it matches everything.
 
     Args:
-        name: Relative to the folder in which the pattern begins.
-        pattern: Its parts.
+        name: Name of the file, relative to the folder in which the glob begins.
+        pattern: The parts of the glob, between slashes.
     """
     parts, head, rest = name.split("/"), pattern[0], pattern[1:]
     if head == "**":

@@ -1,8 +1,8 @@
-"""An object store through `pyarrow.fs`: bounded retries, and errors that are one line.
+"""Requests to an object store through `pyarrow.fs`, with a limited number of attempts and errors of one line.
 
-How a store is reached, besides the options in the URI: `AWS_ENDPOINT_URL_S3`, `AWS_ENDPOINT_URL`,
-`AWS_REGION`, `AWS_DEFAULT_REGION` and `STORAGE_EMULATOR_HOST`. Credentials are found by the stores'
-own libraries, in the environment, their files or the machine's role; Stoker never sees them.
+These environment variables and the options in the URI say how a store is reached: `AWS_ENDPOINT_URL_S3`,
+`AWS_ENDPOINT_URL`, `AWS_REGION`, `AWS_DEFAULT_REGION`, `STORAGE_EMULATOR_HOST`. Credentials are found by the
+store's own library, in the environment, in its files or by the machine's role; Stoker never reads them.
 """
 
 from __future__ import annotations
@@ -25,17 +25,17 @@ from stoker.core.errors import DataError, Plain, UserError
 from stoker.data.sources.uri import StoreUri
 
 PIECE_BYTES = 8 << 20
-"""Bytes per request: enough to hide its latency, and little is lost when it breaks."""
+"""Number of bytes per request: enough that the latency does not matter, and little is lost if the request fails."""
 
 LONGEST_PAUSE_S = 30.0
-"""Longest pause between two attempts, seconds."""
+"""Maximum pause between two attempts, seconds."""
 
 _INNER_ATTEMPTS = 3
-"""Attempts of the S3 library per request: a listing of 1,000 pages does not restart because of one
-page. Our own attempts repeat these."""
+"""Number of attempts that the S3 library makes for a request, so that a list of 1,000 pages does not start again
+because of one page. Each of Stoker's own attempts has this many."""
 
 _INNER_RETRY_S = 5
-"""The same limit for the GCS library, in seconds."""
+"""Time for which the GCS library repeats a request, seconds."""
 
 _TIMEOUT_S = 30.0
 
@@ -45,7 +45,7 @@ _ENDPOINTS = {
 }
 
 _SPREAD = random.Random()  # noqa: S311 - no secret
-"""A separate generator: a thread that used the process's generator would change a training's numbers."""
+"""A separate generator, because draws from the process's own generator would change the results of a training."""
 
 _T = TypeVar("_T")
 
@@ -59,22 +59,22 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
     (
         _STRANGER,
         "credentials that are missing, wrong or expired",
-        "Renew them, and run it again; what was fetched is kept.",
+        "Renew the credentials and run the command again; files that were downloaded are kept.",
     ),
     (
         r"ACCESS_DENIED|PERMISSION_DENIED|HTTP (?:status|response code:) 403",
         "access denied (403)",
-        "See that the credentials are not expired and may list and read; what was fetched is kept.",
+        "Check that the credentials have not expired, and allow to list and read; downloaded files are kept.",
     ),
     (
-        # S3 reports nothing more specific for a request without a body.
+        # For a request without a body, S3 reports nothing more specific.
         r"HTTP status 400",
         "a request that the store refuses (400)",
-        "See that the credentials have not expired and that AWS_REGION is the bucket's.",
+        "Check that the credentials have not expired, and that AWS_REGION is the bucket's region.",
     ),
     (
         r"HTTP status 301",
-        "a bucket in another region (301)",
+        "a bucket in a different region (301)",
         "Set AWS_REGION, or add ?region=REGION to data.source.",
     ),
     (
@@ -83,23 +83,23 @@ _CAUSES: tuple[tuple[str, str, str], ...] = (
         "Check data.source.",
     ),
 )
-"""Errors that another attempt cannot fix: text of the store's library, its meaning, the next action."""
+"""Errors that another attempt cannot fix: (pattern of the library's text, what was received, what to do)."""
 
 
 class ChangedMeanwhile(Exception):
-    """An object has changed since it was listed or opened."""
+    """Raised if an object has changed since it was listed or opened."""
 
 
 class Store:
-    """One bucket's service."""
+    """Requests to one bucket of a store."""
 
     def __init__(self, uri: StoreUri, *, attempts: int, backoff_s: float) -> None:
-        """Connect lazily: nothing is sent before the first call.
+        """Keep the settings; nothing is sent before the first request.
 
         Args:
-            uri: A place in the store; only its bucket matters.
-            attempts: Number of attempts of a request.
-            backoff_s: Pause after the first failure, seconds; doubled after each further one.
+            uri: URI of the bucket, or of an object or folder in it.
+            attempts: Number of attempts for a request.
+            backoff_s: Pause after the first failed attempt, seconds; it is doubled after each further one.
         """
         self.endpoint = _endpoint(uri)
         self._uri = uri
@@ -108,29 +108,29 @@ class Store:
         self._making = threading.Lock()
 
     def status(self, key: str) -> fs.FileInfo:
-        """Whether a key is an object, a folder (a prefix of others), or nothing."""
+        """Return the status of a key, which says whether it is an object, a folder (a prefix of keys) or nothing."""
         path = self._path(key)
         return self._request(key, lambda system: system.get_file_info(path))
 
     def below(self, key: str) -> list[fs.FileInfo]:
-        """Every object whose key begins with a folder's, at any depth."""
+        """Return all objects and folders in a folder, at any depth."""
         wanted = fs.FileSelector(self._path(key), recursive=True, allow_not_found=True)
         return self._request(key, lambda system: system.get_file_info(wanted))
 
     def key_of(self, info: fs.FileInfo) -> str:
-        """The key of a listed object."""
+        """Return the key of a listed object."""
         return str(info.path).removeprefix(f"{self._uri.bucket}/")
 
     def pieces(self, key: str, *, size_bytes: int, mtime_ns: int) -> Iterator[bytes]:
-        """Read an object's content; a broken connection loses only one piece.
+        """Yield an object's content in pieces; if the connection breaks, only one piece is read again.
 
         Args:
-            key: The object's.
-            size_bytes: The length that it had when it was listed.
-            mtime_ns: Its modification time then.
+            key: Key of the object.
+            size_bytes: Length of the object when it was listed, bytes.
+            mtime_ns: Modification time of the object when it was listed, nanoseconds.
 
         Raises:
-            ChangedMeanwhile: the object has another length, is gone, or was written while it was
+            ChangedMeanwhile: the object has a different length, was removed, or was written while it was
                 read.
             UserError: the store fails or refuses the request.
         """
@@ -140,7 +140,7 @@ class Store:
                 if is_ending():
                     raise InterruptedError("the program has ended")
                 yield self._request(key, functools.partial(reading.piece, start))
-            # One request sees one version of an object; several may see different ones.
+            # A single request reads one version of an object; several requests may read different versions.
             if reading.requests > 1:
                 self._request(key, reading.check_etag)
                 if self._uri.scheme == "gs" and self.status(key).mtime_ns != mtime_ns:
@@ -149,7 +149,7 @@ class Store:
             raise ChangedMeanwhile from gone
 
     def put(self, key: str, content: bytes) -> None:
-        """Write an object; until it is complete, the store may have a part of it.
+        """Write an object; until it is complete, the store may hold a part of it.
 
         Raises:
             UserError: the store fails or refuses the request.
@@ -171,7 +171,7 @@ class Store:
             return self._made
 
     def _request(self, key: str, request: Callable[[fs.FileSystem], _T]) -> _T:
-        """Send a request, and repeat it after a pause if it may then succeed."""
+        """Send a request; if it fails with an error that may be temporary, repeat it after a pause."""
         attempt = 1
         while True:
             try:
@@ -182,13 +182,13 @@ class Store:
                     location = self._uri.location(key)
                     raise _failure(location, error, meaning, attempt) from error
             pause_s = min(LONGEST_PAUSE_S, self._backoff_s * 2 ** (attempt - 1))
-            # Many readers that fail together must not retry together.
-            time.sleep(pause_s * _SPREAD.uniform(0.5, 1.0))  # requests do not help a busy store
+            # The pause is random, because readers that fail at the same time should not retry at the same time.
+            time.sleep(pause_s * _SPREAD.uniform(0.5, 1.0))  # a busy store needs time to recover
             attempt += 1
 
 
 class _Reading:
-    """One object, read in pieces from the first to the last."""
+    """Reads one object in pieces, from the first to the last."""
 
     def __init__(self, *, path: str, size_bytes: int) -> None:
         self.requests = 0
@@ -199,17 +199,17 @@ class _Reading:
         self._etag: object = None
 
     def piece(self, start: int, system: fs.FileSystem) -> bytes:
-        """The bytes from `start` on; after a failure, request the same bytes again."""
+        """Return the piece that begins at byte `start`; after a failure, call it again with the same `start`."""
         wanted = min(PIECE_BYTES, self._size_bytes - start)
         data = self._read(start, wanted, system)
         if len(data) != wanted:
             if system.get_file_info(self._path).size != self._size_bytes:
                 raise ChangedMeanwhile
-            raise OSError(f"{len(data):,} bytes came instead of {wanted:,}")
+            raise OSError(f"{len(data):,} bytes were received instead of {wanted:,}")
         return data
 
     def check_etag(self, system: fs.FileSystem) -> None:
-        """Check that S3 still has the version that was opened; GCS needs a request for that."""
+        """Check that S3 still has the version that was opened; for GCS, `Store.pieces` checks it."""
         if self._etag is not None and _etag(self._open(system)) != self._etag:
             raise ChangedMeanwhile
 
@@ -218,10 +218,10 @@ class _Reading:
         return system.open_input_stream(self._path, compression=None)
 
     def _read(self, start: int, wanted: int, system: fs.FileSystem) -> bytes:
-        """Read from a stream; after it has failed, by position.
+        """Read from a stream or, after the stream has failed, by position.
 
-        Arrow 26 holds the GIL while it opens a GCS file that is read by position, and
-        fetches it once more: so streams are the normal case.
+        Streams are the normal case: to read a GCS file by position, Arrow 26 opens it while it holds the GIL, and
+        downloads it once more.
         """
         self.requests += 1
         if self._file is not None:
@@ -244,19 +244,19 @@ def _etag(opened: pa.NativeFile) -> object:
 
 
 def is_ending() -> bool:
-    """Whether the main thread has ended, so that no reader waits for prefetched files."""
+    """Return whether the main thread has ended; then no reader waits for downloads in advance."""
     return not threading.main_thread().is_alive()
 
 
 def _endpoint(uri: StoreUri) -> str:
-    """Scheme, host and port of the store's endpoint; "" for the default."""
+    """Return the store's endpoint as scheme, host and port; "" for the default."""
     names = _ENDPOINTS[uri.scheme]
     given = uri.options.get("endpoint_override") or next(
         filter(None, map(os.environ.get, names)), ""
     )
     if not given:
         return ""
-    # STORAGE_EMULATOR_HOST is written with and without its scheme; an emulator speaks plain HTTP.
+    # STORAGE_EMULATOR_HOST may have a scheme or not; without it, it is HTTP, which emulators use.
     default = "https" if uri.scheme == "s3" or "endpoint_override" in uri.options else "http"
     parts = urlsplit(given if "://" in given else f"{uri.options.get('scheme', default)}://{given}")
     port = f":{parts.port}" if parts.port else ""
@@ -296,29 +296,29 @@ def _region(uri: StoreUri, endpoint: str) -> str:
 
 
 def _meaning(error: Exception) -> tuple[str, str] | None:
-    """Return the meaning of an error and the next action; None if another attempt may succeed."""
+    """Return what an error means and what to do; None if another attempt may succeed."""
     if isinstance(error, FileNotFoundError):
         return _CAUSES[-1][1:]
     for pattern, cause, fix in _CAUSES:
         if re.search(pattern, str(error)):
             return cause, fix
-    return None if isinstance(error, OSError) else (_said(error), "Check data.source.")
+    return None if isinstance(error, OSError) else (_text_of(error), "Check data.source.")
 
 
 def _failure(
     location: str, error: Exception, meaning: tuple[str, str] | None, attempts: int
 ) -> UserError:
     cause, fix = meaning or (
-        f"{_said(error)}, after {attempts} attempts",
-        "Run it again when the store answers; what was fetched is kept.",
+        f"{_text_of(error)}, after {attempts} attempts",
+        "Run the command again when the store answers; files that were downloaded are kept.",
     )
-    # Only a missing object is an error in the data; after any other, running again can succeed.
+    # Only a missing object is an error of the data; all other errors may not occur in another run.
     kind = DataError if cause == _CAUSES[-1][1] else UserError
     return kind(f"{location} must be readable", got=Plain(cause), fix=fix)
 
 
-def _said(error: Exception) -> str:
-    """Return the meaningful part of an error of a store's library."""
+def _text_of(error: Exception) -> str:
+    """Return the useful part of the text of an error that a store's library raised."""
     text = " ".join(str(error).split())
     for pattern in (r"last message of (.*?) error_info=", r"AWS Error (.*?)(?: \(Request ID.*)?$"):
         if found := re.search(pattern, text):
