@@ -25,7 +25,8 @@ _HOST = re.compile(r"[A-Za-z0-9._:-]+")
 """A host name, an IPv4 or an IPv6 address."""
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&()*+,;=%-]+")
-"""Characters allowed in a URL (RFC 3986), except the single quote, which usually comes from wrong quoting in a shell or YAML."""
+"""Characters allowed in a URL (RFC 3986), except the single quote, which usually comes from wrong quoting in a shell or
+YAML."""
 
 _SUCCESS = range(200, 300)
 

@@ -54,8 +54,8 @@ class TrafficSplit:
             )
         self.weights = dict(weights)
         self._versions = [version for version, weight in weights.items() if weight > 0]
-        # Each version draws from an exponential distribution with rate `weight`; a version's draw is the smallest with a
-        # probability equal to its weight.
+        # Each version draws from an exponential distribution with rate `weight`; a version's draw is the smallest with
+        # a probability equal to its weight.
         arrivals = [
             -np.log(_uniform(f"{salt}/{version}")) / weights[version] for version in self._versions
         ]

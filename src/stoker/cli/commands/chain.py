@@ -79,7 +79,8 @@ def run(
 ) -> None:
     """Run the stages with changed inputs, then serve the model.
 
-    The server's check sends rows of the eval split. A killed run continues where it stopped; stages with unchanged inputs are skipped.
+    The server's check sends rows of the eval split. A killed run continues where it stopped; stages with unchanged
+    inputs are skipped.
     """
     use_gpus(gpus)
     from rich.console import Console

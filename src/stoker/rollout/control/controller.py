@@ -43,7 +43,8 @@ TAKEOVER_S = 10.0
 """A server replaces a controller whose heartbeat has not changed for this long, seconds by the server's own clock."""
 
 GONE_S = 60.0
-"""A version whose folder is missing for this long is rolled back, seconds; over NFS a folder can appear a minute late."""
+"""A version whose folder is missing for this long is rolled back, seconds; over NFS a folder can appear a minute
+late."""
 
 MEASURED_REQUESTS = 1_000
 """Number of the baseline's requests after which its latency is known well enough."""

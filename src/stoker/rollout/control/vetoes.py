@@ -1,7 +1,7 @@
 """Versions that the workers of one server must not run, whatever the state says.
 
-The process that starts the workers writes this file when a version has killed a worker, before it changes the state: the
-state's disk may be full or read-only, and the same version must not kill the next worker.
+The process that starts the workers writes this file when a version has killed a worker, before it changes the state:
+the state's disk may be full or read-only, and the same version must not kill the next worker.
 """
 
 from __future__ import annotations

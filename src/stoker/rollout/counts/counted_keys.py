@@ -89,7 +89,8 @@ def _mapped(path: Path | None) -> mmap.mmap:
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                # Reserve the disk space first: on a full disk, a write to a hole of a mapped file would kill the process.
+                # Reserve the disk space first: on a full disk, a write to a hole of a mapped file would kill the
+                # process.
                 os.posix_fallocate(file, 0, SLOTS * 8)
                 for other in path.parent.iterdir():
                     if other != path:

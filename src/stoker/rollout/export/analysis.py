@@ -48,7 +48,8 @@ def flagger_canary(split: ExportedSplit, *, server: str, gateway: str) -> str:
     whole = {max(round(stage.share * 100), 1) for stage in stages if 0 < stage.share < 1}
     namespace, _, name = gateway.rpartition("/")
     parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name}
-    # A verdict on another version is neither a success nor a failure: an earlier rollback does not roll back a later release.
+    # A verdict on another version is neither a success nor a failure: an earlier rollback does not roll back a later
+    # release.
     url = f"{_checked(server)}{_verdict_path(split.model)}?version={split.state.candidate}"
     return _fill(
         "flagger",

@@ -14,7 +14,8 @@ from stoker.rollout.export.split import ExportedSplit, percentages
 
 _DEPLOYMENT_MODES = {KserveMode.KNATIVE: "Knative", KserveMode.STANDARD: "Standard"}
 _KNATIVE_VERSIONS = 2
-"""Number of versions that Knative can split between: `canaryTrafficPercent` splits between the newest revision and the last revision that took all traffic."""
+"""Number of versions that Knative can split between: `canaryTrafficPercent` splits between the newest revision and the
+last revision that took all traffic."""
 
 
 def inference_service(split: ExportedSplit, *, mode: KserveMode, storage: str) -> dict[str, Any]:
@@ -73,7 +74,8 @@ def _knative(split: ExportedSplit, shares: dict[int, int], storage: str) -> dict
 
 def _standard(split: ExportedSplit, shares: dict[int, int], storage: str) -> dict[str, Any]:
     stable = split.state.stable
-    # KServe derives the names of Deployments from this name: a candidate keeps its pods when it becomes the stable version.
+    # KServe derives the names of Deployments from this name: a candidate keeps its pods when it becomes the stable
+    # version.
     spec: dict[str, Any] = {
         "predictor": {"name": f"v{stable}", **_predictor(split, stable, storage)}
     }

@@ -117,7 +117,8 @@ def reload_server(
             del entry.version_labels[label]
             if label == CANARY and split.state.stable in loaded:
                 entry.version_labels[label] = split.state.stable
-        # The server does not unload a version that a label names, because the policy of the first call already contains it.
+        # The server does not unload a version that a label names, because the policy of the first call already contains
+        # it.
         _send(client, first)
         _wait(client, split.model, wanted, limit_s=limit_s)
     _send(client, config)

@@ -37,7 +37,8 @@ class ExportOptions:
     """Address of Envoy's listener."""
 
     routes_file: Path | None = None
-    """For Envoy: file from which it reads the split, and which it watches; None: its configuration contains the split."""
+    """For Envoy: file from which it reads the split, and which it watches; None: its configuration contains the
+    split."""
 
     kserve_mode: KserveMode = KserveMode.STANDARD
     """How KServe deploys the model."""

@@ -48,9 +48,9 @@ def one_request(route: Route, *, good: bool) -> RunRequests:
 
 
 _Waiting = tuple[RunRequests, float, "np.dtype[Any]", tuple[int, ...], bytes]
-"""A queued run: dtype, shape and bytes of its first numeric output. The arrays themselves are not kept, because freeing the
-arrays of many runs later takes longer than copying their numbers. A tuple, because creating an object of a class takes
-as long as the copy."""
+"""A queued run: dtype, shape and bytes of its first numeric output. The arrays themselves are not kept, because freeing
+the arrays of many runs later takes longer than copying their numbers. A tuple, because creating an object of a class
+takes as long as the copy."""
 
 _parts_of = attrgetter("routes", "came_s", "patience_s", "sizes")
 _version_of, _counts_of, _key_of = map(attrgetter, ("version", "counts", "key"))
@@ -59,8 +59,8 @@ _version_of, _counts_of, _key_of = map(attrgetter, ("version", "counts", "key"))
 class WaitingAnswers:
     """Answers that wait to be counted, in their order; thread-safe.
 
-    To add a run is a single call: a run of the model has replaced the content of the processor's caches, so each line of Python
-    after it takes four times as long as in a tight loop.
+    To add a run is a single call: a run of the model has replaced the content of the processor's caches, so each line
+    of Python after it takes four times as long as in a tight loop.
     """
 
     def __init__(self, when_full: Callable[[], None]) -> None:
@@ -224,7 +224,8 @@ def predictions_of(values: Values) -> NDArray[np.float64]:
         values: [rows, ...] numbers.
 
     Returns:
-        The number if a row has a single number, else the index of the largest; NaN if a number of the row is not finite.
+        The number if a row has a single number, else the index of the largest; NaN if a number of the row is not
+        finite.
     """
     table = values.reshape(len(values), -1).astype(np.float64)
     if table.shape[1] == 1:

@@ -109,7 +109,8 @@ def decision(
         split: The traffic split of the state.
         key_hash: Returns the hash of a key.
         answered: Called with each answer, to count it.
-        takes_copy: Returns whether to copy a request of a shadow stage; called once for each request that may be copied.
+        takes_copy: Returns whether to copy a request of a shadow stage; called once for each request that may be
+            copied.
     """
     is_active = state.phase in ACTIVE
     compared = _compared(state, split)

@@ -202,8 +202,8 @@ class ModelRollout:
                 for stage, versions in self._counts.items()
             }
             warming_up = routing.is_warming_up
-            # Read the running requests after the counts were copied: a request that ends in between is then counted a second later,
-            # and never twice.
+            # Read the running requests after the counts were copied: a request that ends in between is then counted a
+            # second later, and never twice.
             slow = count_slow_running(
                 counts.setdefault(routing.stage, {}),
                 (each for each in running() if each.model == self._model),

@@ -15,8 +15,8 @@ from pathlib import Path
 from stoker.rollout.shadow.channel import ShadowTarget, receive_request, send_answer, target_of
 
 LOAD_NICE, CALL_NICE = 5, 19
-"""Niceness during the load and during calls: the server's requests go first. The load, which happens once, has the lower
-niceness, so that it ends sooner."""
+"""Niceness during the load and during calls: the server's requests go first. The load, which happens once, has the
+lower niceness, so that it ends sooner."""
 
 
 def main(descriptor: int, target: ShadowTarget) -> None:
@@ -33,8 +33,8 @@ def main(descriptor: int, target: ShadowTarget) -> None:
         from stoker.rollout.shadow.model import ShadowModel
 
         model = ShadowModel(target)
-        # With SCHED_IDLE, a request's thread preempts this process immediately; with niceness alone, the thread would wait for
-        # the end of a time slice.
+        # With SCHED_IDLE, a request's thread preempts this process immediately; with niceness alone, the thread would
+        # wait for the end of a time slice.
         _stand_back(CALL_NICE, os.SCHED_IDLE)
         send_answer(channel, {"failed": model.failure})
         while not model.failure and (request := receive_request(channel)) is not None:

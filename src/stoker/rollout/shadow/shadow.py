@@ -2,8 +2,8 @@
 
     request's thread -> offer -> one thread sends the copy, and counts the comparison -> a pause -> offer
 
-A request never waits for its copy: a copy is dropped if it comes during the pause, or while requests wait for the primary
-version.
+A request never waits for its copy: a copy is dropped if it comes during the pause, or while requests wait for the
+primary version.
 """
 
 from __future__ import annotations
@@ -50,8 +50,8 @@ class ShadowLimits:
     """Maximum time of a call, seconds; or `baseline_times` the baseline's time, if that is longer."""
 
     baseline_times: float = 200.0
-    """Factor for `run_s`. The process has one core, the baseline may have 16. Time in which the process waits for a core does
-    not count."""
+    """Factor for `run_s`. The process has one core, the baseline may have 16. Time in which the process waits for a
+    core does not count."""
 
     load_s: float = 600.0
     """Maximum time until the version is loaded, seconds."""

@@ -140,7 +140,8 @@ def parse_arms(text: str) -> tuple[tuple[int, float], ...]:
     """Parse text such as `5=50,6=30,7=20` into the version and share of each arm.
 
     Raises:
-        ConfigError: an arm does not have this form or occurs twice, there is only one arm, or the percentages do not sum to 100.
+        ConfigError: an arm does not have this form or occurs twice, there is only one arm, or the percentages do not
+            sum to 100.
     """
     fix = "Write two or more VERSION=PERCENT that sum to 100, such as 5=50,6=30,7=20."
     arms: dict[int, float] = {}

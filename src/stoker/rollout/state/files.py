@@ -205,7 +205,8 @@ def _unreadable(path: Path, error: OSError) -> DataError:
 
 def _create(path: Path, content: bytes) -> None:
     """Create a file in one step; it must not exist yet."""
-    # The temporary name is unique: two threads of a process, or containers with the same process number, may write at once.
+    # The temporary name is unique: two threads of a process, or containers with the same process number, may write at
+    # once.
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     scratch = Path(name)
     try:

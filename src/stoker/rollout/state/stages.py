@@ -16,7 +16,8 @@ _STAGE = re.compile(
     re.ASCII,
 )
 SMALLEST_SHARE = 1e-4
-"""Smallest share of the traffic: 26 of the 262,144 buckets of keys. With a smaller share, a version might get no bucket."""
+"""Smallest share of the traffic: 26 of the 262,144 buckets of keys. With a smaller share, a version might get no
+bucket."""
 
 _FIX = (
     "Write percentages that rise to 100, such as 1,10:20m,50,100; before the first one shadow, shadow=PERCENT or "

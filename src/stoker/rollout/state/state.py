@@ -10,8 +10,8 @@
 
     A/B test:  TESTING -> COMPLETED or ROLLED_BACK
 
-The functions in `changes` are the arrows. Once a model has a state, the state decides which version takes traffic; without
-a state, the newest version does.
+The functions in `changes` are the arrows. Once a model has a state, the state decides which version takes traffic;
+without a state, the newest version does.
 """
 
 from __future__ import annotations
@@ -85,7 +85,8 @@ class RolloutState:
     """Versions that were rolled back; they take no traffic until an operator starts a rollout of them."""
 
     slow_s: Mapping[str, float] = field(default_factory=dict)
-    """Gate -> latency above which an answer is slow, seconds: the baseline's quantile plus a margin, fixed before stage 0."""
+    """Gate -> latency above which an answer is slow, seconds: the baseline's quantile plus a margin, fixed before stage
+    0."""
 
     explained: tuple[int, int] = (0, 0)
     """Bad answers and requests of the candidate at 100 % that already led to `changes.compare_again`."""

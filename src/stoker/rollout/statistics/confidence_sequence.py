@@ -59,8 +59,9 @@ def difference(
 ) -> Difference | None:
     """Return an interval for the difference of two means that stays valid however often it is computed.
 
-    It is an asymptotic confidence sequence. The variance used for an arm is at least the variance of both arms together:
-    a small arm with heavy-tailed amounts underestimates its variance (A/A test at 10 % of the keys, log-normal amounts
+    It is an asymptotic confidence sequence. The variance used for an arm is at least the variance of both arms
+    together: a small arm with heavy-tailed amounts underestimates its variance (A/A test at 10 % of the keys,
+        log-normal amounts
     of sigma 1.5: 6.3 % false alarms without this minimum, none with it).
 
     Args:

@@ -67,8 +67,8 @@ def log_evidence(stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED
     `allowed_ratio`. If the candidate gives r times as many bad answers as the baseline, a bad answer is the candidate's
     with probability t = w r / (w r + 1 - w). If the candidate is g times worse than that, the probability is
     q = w g r / (w g r + 1 - w). The evidence is the likelihood ratio of q to t, averaged over the `FACTORS` g. If the
-    candidate is not worse, the evidence ever reaches 1/a with probability at most a (Ville's inequality), for any rate of
-    bad answers and however often it is computed. Errors of clients affect both versions equally and cancel.
+    candidate is not worse, the evidence ever reaches 1/a with probability at most a (Ville's inequality), for any rate
+    of bad answers and however often it is computed. Errors of clients affect both versions equally and cancel.
 
     Only the counts matter, so the counts of several servers can be added.
 

@@ -20,7 +20,8 @@ def buckets_of(values: NDArray[np.floating]) -> NDArray[np.int64]:
     """Return the bucket of each number; the order of buckets is the order of numbers.
 
     Args:
-        values: Finite numbers, in an array of any shape. A number beyond float32's range counts as float32's largest number.
+        values: Finite numbers, in an array of any shape. A number beyond float32's range counts as float32's largest
+            number.
     """
     largest = np.finfo(np.float32).max
     bits = np.clip(values, -largest, largest).astype(np.float32).view(np.int32).astype(np.int64)

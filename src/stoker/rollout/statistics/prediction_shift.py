@@ -21,8 +21,8 @@ def least_shift(
 ) -> float:
     """Return a lower bound of the Kolmogorov distance of two distributions, valid however often it is computed.
 
-    The size of the shift decides, not its significance: a better model predicts differently, and with enough traffic any
-    difference is significant.
+    The size of the shift decides, not its significance: a better model predicts differently, and with enough traffic
+    any difference is significant.
 
     Args:
         baseline: [bins] number of the baseline's predictions in each bin, in the order of the bins' values.
