@@ -456,7 +456,7 @@ def test_lists_of_different_lengths_that_the_model_does_not_pad_are_refused(
     command = ["convert", str(models["dense"]), "--to", "litert", "--data", str(rows)]
 
     assert invoke([*command, "--out", str(tmp_path / "out")], debug=False) == 2
-    assert "input 'x' must have rows of one length" in capfd.readouterr().err
+    assert "input 'x' must have rows of the same length" in capfd.readouterr().err
 
 
 def test_a_foreign_error_of_a_converter_is_not_hidden(tmp_path: Path) -> None:

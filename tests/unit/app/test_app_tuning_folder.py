@@ -122,7 +122,7 @@ def test_a_tuning_that_ended_early_and_kept_nothing_leaves_an_earlier_lock(
         (["--out", "x", "."], "--out is for a script"),
         (["--set", "a=1", "--", "true"], "Received: --set a=1."),
         (["mine", "--set", "a=1", "--", "true"], "Received: mine --set a=1."),
-        (["--"], "Received: nothing behind `--`."),
+        (["--"], "Received: nothing after `--`."),
     ],
 )
 def test_an_option_of_the_other_kind_of_profile_is_refused(

@@ -149,7 +149,7 @@ def _print(found: ProfileReport) -> None:
         parts.add_row(PARTS[name], seconds(share * split.step_s), f"{share:.1%}")
     console.print(parts)
     if found.stages:
-        stages = Table("stage of the input", "CPU time per sample", "share")
+        stages = Table("stage of the input", "CPU per sample", "share")
         for stage in found.stages:
             took = seconds(stage["cpu_s_per_sample"])
             stages.add_row(escape(stage["name"]), took, f"{stage['share']:.1%}")
@@ -301,7 +301,7 @@ def _print_loop(console: Console, loop: Loop, name: str) -> None:
         where = f" ({cost.place})" if cost.place else ""
         table.add_row(
             escape(f"  input: {cost.name}{where}"),
-            f"{seconds(cost.cpu_s_per_sample)} CPU a sample",
+            f"{seconds(cost.cpu_s_per_sample)} CPU per sample",
             f"{cost.share:.0%} of input",
         )
     console.print(table)
