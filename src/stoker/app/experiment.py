@@ -260,9 +260,8 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
 
     Args:
         target: The folder with `stoker.yaml`, or the file itself.
-        overrides: `dotted.key=value`. A path given here is relative to the current folder; a path in the file is
-            relative to the
-        file's folder.
+        overrides: `dotted.key=value`. A path given here is relative to the current folder; a path in the file
+            is relative to the file's folder.
 
     Raises:
         ConfigError: a setting is invalid.

@@ -89,7 +89,7 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
 
     Args:
         experiment: The settings of `stoker.yaml` and `--set`, without the settings of a lock file, which is for
-        one machine.
+            one machine.
     """
     settings = experiment.to_json()
     for place in ("runs", "models", "folder", "slo"):

@@ -278,11 +278,11 @@ def open_run(
         The run, and whether it is continued.
 
     Raises:
-        BusyError: another process works on the run, or takes longer than `OPEN_S` to open one; the message names its
-        pid and host.
+        BusyError: another process works on the run, or takes longer than `OPEN_S` to open one; the message
+            names its pid and host.
         ConfigError: no run has the given ID.
         UserError: the run started with other inputs, and the change was not accepted; the message names the
-        differences.
+            differences.
     """
     with ExitStack() as held:
         fix = "Write elsewhere with --set runs=DIR."

@@ -56,9 +56,8 @@ def load(target: Path, *, overrides: Sequence[str] = ()) -> Experiment:
 
     Args:
         target: The folder with `stoker.yaml`, or the file itself.
-        overrides: `dotted.key=value`. A path given here is relative to the current folder; a path in the file is
-            relative to the
-        file's folder.
+        overrides: `dotted.key=value`. A path given here is relative to the current folder; a path in the file
+            is relative to the file's folder.
 
     Raises:
         ConfigError: a setting is invalid.

@@ -163,9 +163,9 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
 
         Args:
             model: Name of the model, or a `ModelAt` with a version.
-            rows: One value or one object of inputs per row; or a dict input -> [rows, ...] array. Over gRPC, arrays
-                must
-            have the dtypes that the model declares; rows are converted to these dtypes, which the client requests.
+            rows: One value or one object of inputs per row; or a dict input -> [rows, ...] array. Over gRPC,
+                arrays must have the dtypes that the model declares; rows are converted to these dtypes, which
+                the client requests.
             signature: The signature; "" for the default.
 
         Raises:

@@ -119,8 +119,8 @@ class ModelRollouts:
 
         Raises:
             ConfigError: a gate of `dry_run` is unknown.
-            UserError: another rollout is running, the version does not exist, clients of the baseline
-            could not call it, or both versions do not fit in memory.
+            UserError: another rollout is running, the version does not exist, clients of the baseline could not
+                call it, or both versions do not fit in memory.
             DataError: the candidate is damaged.
         """
         check_names(settings)

@@ -146,7 +146,7 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
         (["ab", "m", "--arms", "1=50,9=50", "--key", "u"], "must have a version 9"),
         (["ab", "m", "--arms", "1=50,2=50", "--key", "u", "--baseline", "3"], "one of its arms"),
         (["ab", "m", "--arms", "1=50,2=50", "--key", "u", "--metric", "mean"], "first or sum"),
-        (["ab", "m", "--arms", "1=50,2=50", "--key", ""], "must have a key"),
+        (["ab", "m", "--arms", "1=50,2=50", "--key", ""], "needs a key"),
         (["outcome", "m", "--key", "a", "--value", "1"], "has no A/B test"),
         (["result", "m"], "has no A/B test"),
     ],
@@ -202,7 +202,10 @@ def outcomes_are_recorded_or_refused(
 
     before = {path.name: path.read_bytes() for path in logs.glob("outcomes-*")}
     status, body = second.report({"user-0": 1.0, "nobody": 1.0}, **ADMIN)
-    assert (status, "took part in the A/B test. Received: 'nobody'" in body["error"]) == (404, True)
+    assert (status, "taken part in the A/B test. Received: 'nobody'" in body["error"]) == (
+        404,
+        True,
+    )
     assert second.report({"user-0": 2.0}, **ADMIN)[0] == 400
     assert second.report(late, Authorization="Bearer only-for-predictions")[0] == 403
     assert second.report(late)[0] == 401

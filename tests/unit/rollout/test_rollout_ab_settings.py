@@ -128,7 +128,7 @@ def test_what_a_test_does_not_allow_is_refused() -> None:
         "started by me, A/B test": lambda: start(
             begun(), 8, serving=5, settings=RolloutSettings(), now_s=0.0
         ),
-        "must have a key": lambda: begin_test(None, TEST, settings=RolloutSettings(), now_s=0.0),
+        "needs a key": lambda: begin_test(None, TEST, settings=RolloutSettings(), now_s=0.0),
         "has no stages": lambda: advance(begun(), now_s=0.0),
         "An A/B test has": lambda: promote_fully(begun(), now_s=0.0),
         "Only a running rollout": lambda: pause(begun(), reason=""),

@@ -75,7 +75,7 @@ def test_an_operator_goes_back_to_any_version_without_stages() -> None:
     back = roll_back(done, reason="operator", now_s=2.0, to=7)
 
     assert (back.stable, back.share, back.rejected) == (7, 0.0, (2,))
-    with pytest.raises(UserError, match="rolled back once"):
+    with pytest.raises(UserError, match="rolled back only once"):
         roll_back(back, reason="operator", now_s=3.0)
     with pytest.raises(UserError, match="already takes all traffic"):
         roll_back(done, reason="operator", now_s=3.0, to=2)

@@ -39,7 +39,7 @@ def on_workers(
 
     Raises:
         ConfigError: `train.strategy` is for a single process, or an elastic training cannot have this number of
-        workers.
+            workers.
     """
     require_strategy(experiment, servers=servers)
     if experiment.train.elastic is not None and not servers:

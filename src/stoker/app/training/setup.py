@@ -51,8 +51,8 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
         now: The resolution of every `auto` on this machine.
 
     Raises:
-        UserError: this machine does not have as many devices as the run started with, or an elastic
-        training cannot have this number.
+        UserError: this machine does not have as many devices as the run started with, or an elastic training
+            cannot have this number.
     """
     if config.elastic is not None:
         require_size(config.elastic, now.replicas, what=_counted(now))

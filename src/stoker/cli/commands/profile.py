@@ -201,7 +201,7 @@ def profile_script_command(
 
     Raises:
         UserError: the command cannot be started, or `seconds` is negative.
-        typer.Exit: with the exit code of the command, unless it is 0.
+        typer.Exit: the command failed; with its exit code.
     """
     from rich.console import Console
 

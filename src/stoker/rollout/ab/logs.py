@@ -85,8 +85,8 @@ class ABTestLogs:
         """Write outcomes, all or none of them.
 
         Raises:
-            ServeError: no test is running, a key did not take part, a value is invalid, or the log is full or cannot
-            be written.
+            ServeError: no test is running, a key did not take part, a value is invalid, or the log is full or
+                cannot be written.
         """
         logs = self._logs
         if logs is None:

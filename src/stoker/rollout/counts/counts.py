@@ -50,7 +50,7 @@ def write_counts(
 
     Raises:
         OSError: the file cannot be written, for example because the disk is full; the previous file stays
-        intact.
+            intact.
     """
     path = counts_folder(folder, rollout) / f"{server}.json"
     path.parent.mkdir(parents=True, exist_ok=True)

@@ -25,8 +25,8 @@ def inference_service(split: ExportedSplit, *, mode: KserveMode, storage: str) -
         split: The model's traffic split.
         mode: `knative`: one predictor with `canaryTrafficPercent`, the share of its newest revision;
             `standard`: `spec.canary`, since KServe 0.20, with the Gateway API.
-        storage: URI of a version's storage, with the placeholders `{version}` and optionally `{model}`. KServe's
-        TensorFlow runtime expects the version's numbered folder inside it, and no other folder.
+        storage: URI of a version's storage, with the placeholders `{version}` and optionally `{model}`.
+            KServe's TensorFlow runtime expects the version's numbered folder inside it, and no other folder.
 
     Raises:
         ConfigError: `storage` is the same for all versions.

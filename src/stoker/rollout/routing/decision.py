@@ -69,7 +69,7 @@ def copied_share(state: RolloutState) -> float:
 def _shadow_decision(
     state: RolloutState, key_hash: Callable[[bytes], int], takes_copy: Callable[[], bool]
 ) -> Callable[[Headers], Route]:
-    """Return a decision for a shadow stage: route to the baseline, and count only answers to copied requests."""
+    """Return a function that routes to the baseline, in a shadow stage; only answers to copied requests are counted."""
     share, key_of = copied_share(state), _key_reader(state.settings.key)
     alone = Route(version=state.baseline, otherwise=state.baseline, counts=False)
     copied = replace(alone, copied=True)
@@ -153,7 +153,7 @@ def _by_key(
     *,
     without_key: Route,
 ) -> Callable[[Headers], Route]:
-    """Return a decision by the key of a request; the routes of the newest keys are cached."""
+    """Return a function that routes a request by its key; the routes of the newest keys are cached."""
     known: dict[bytes, Route] = {}
 
     def by_key(headers: Headers) -> Route:

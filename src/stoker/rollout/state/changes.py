@@ -247,7 +247,7 @@ def roll_back(
 
     Raises:
         UserError: the candidate already takes no traffic, or the version to go back to is the candidate or
-        already takes all traffic.
+            already takes all traffic.
     """
     target = state.baseline if to is None else to
     if state.phase is Phase.ROLLED_BACK and target == state.baseline:

@@ -61,8 +61,7 @@ def difference(
 
     It is an asymptotic confidence sequence. The variance used for an arm is at least the variance of both arms
     together: a small arm with heavy-tailed amounts underestimates its variance (A/A test at 10 % of the keys,
-        log-normal amounts
-    of sigma 1.5: 6.3 % false alarms without this minimum, none with it).
+    log-normal amounts of sigma 1.5: 6.3 % false alarms without this minimum, none with it).
 
     Args:
         baseline: Outcomes of the baseline.

@@ -1,4 +1,4 @@
-"""`stoker rollout start|status|pause|resume|promote|rollback|history|ab|outcome|result`."""
+"""`stoker rollout`: moves the traffic of a model to another version, and runs A/B tests."""
 
 from __future__ import annotations
 

@@ -86,7 +86,7 @@ def _stage_line(found: Rollout) -> str:
 
 
 def _smallest_fault(found: Rollout) -> list[str]:
-    """Return the smallest share of bad answers that the gates would have detected by now, and how soon they detect 10 %."""
+    """Return the smallest share of bad answers that would have been detected so far, and the time to detect 10 %."""
     state, more = found.state, found.bad_answers_needed()
     counts = found.counts.get(state.stage, {}).get(state.candidate)
     took_s = time.time() - state.began_s
