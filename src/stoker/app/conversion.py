@@ -25,7 +25,7 @@ Rows = Mapping[str, NDArray[Any]]
 
 
 def of_experiment(experiment: Experiment, chain: ChainResult, *, rows: int) -> ConversionSource:
-    """Return the exported model of a chain, rows of its eval split to compare, and rows of its train split for value ranges.
+    """Return a chain's exported model, rows of the eval split to compare, and rows of the train split for value ranges.
 
     Args:
         experiment: The experiment.

@@ -221,7 +221,7 @@ class Experiment:
 
     @property
     def unobserved(self) -> tuple[Path, ...]:
-        """Paths that the user's code may read without a record: outputs, and the ingested source."""
+        """Paths whose reads by the user's code are not recorded: outputs, and the ingested source."""
         source = None if self.own_dataset else Path(self.files.source)
         inside = source is not None and self.folder in source.parents
         return (*self.outputs, source) if source is not None and inside else self.outputs

@@ -193,7 +193,7 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
 
 
 def _weight_inputs(experiment: Experiment) -> dict[str, str]:
-    """Return the setting of weights as an input; empty without weights, so that records of earlier versions stay valid."""
+    """Return the weights' setting as an input; empty without weights, so that records of earlier versions stay valid."""
     name = experiment.train.sample_weight
     return {} if name is None else {"sample_weight": name}
 

@@ -15,8 +15,8 @@ GRPC_URL = "127.0.0.1:8500"
 """Default gRPC address of `stoker serve` and TensorFlow Serving."""
 
 TOKEN_VARIABLE = "STOKER_TOKEN"  # noqa: S105 - the variable's name
-"""Environment variable with the token. Not a command-line option, because every process of the machine can read
-those."""
+"""Environment variable with the token. The token has no command-line option, because every process of the machine can
+read command lines."""
 
 TIMEOUT_S = 30.0
 """Default maximum time to wait for an answer, seconds."""

@@ -50,7 +50,7 @@ class GrpcClient(ModelClient):
         self._channel = _channel(self.address, self._settings.tls)
 
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Request the model's signatures, convert the rows to its dtypes, and call it. Rows that do not fit are not sent."""
+        """Request the model's signatures, convert the rows to its dtypes, and call it; rows that do not fit are not sent."""
         known = self.signatures(model)
         rows = to_arrays(padded(request, lambda: known), chosen(known, request.signature))
         return self._predict_arrays(model_at(model), rows, request.signature)

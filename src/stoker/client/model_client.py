@@ -212,5 +212,5 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
 
 
 def model_at(model: str | ModelAt) -> ModelAt:
-    """Return the `ModelAt` of a model's name, which leaves the choice of the version to the server."""
+    """Return a `ModelAt`; for a name alone, the server chooses the version."""
     return ModelAt(name=model) if isinstance(model, str) else model

@@ -92,8 +92,8 @@ PADDING: dict[str, Any] = {"int64": -(2**63), "float32": math.nan, "string": ""}
 """Dtype -> the padding value that a model exported by Stoker removes from the end of a list."""
 
 _STOKER_SIGNATURES = {"serving_examples", "transform_features", "serving_transformed"}
-"""Signatures, besides the default, of every model that Stoker exported from ingested data. A model without them may
-come from a user-defined dataset, whose lists are not padded this way."""
+"""Signatures, besides the default, of every model that Stoker exported from ingested data. A model without them may have been
+trained on a user-defined dataset, and then does not remove padding."""
 
 
 def list_padding(signatures: Mapping[str, SignatureSpec], name: str) -> dict[str, Any]:

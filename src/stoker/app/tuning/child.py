@@ -1,4 +1,4 @@
-"""`python -m stoker.app.tuning.child KIND SPEC.json QUESTIONS ANSWERS`: a child process of `stoker tune` or `stoker profile`.
+"""`python -m stoker.app.tuning.child KIND SPEC.json QUESTIONS ANSWERS`: a child process of a tuning or profile.
 
 KIND is `prepare` or `measure`. Questions arrive as JSON lines on the descriptor QUESTIONS, and answers
 leave as JSON lines on ANSWERS. Standard output is not used, because the user's code may print anything. The process

@@ -135,7 +135,7 @@ class Session:
         return asdict(self._measured().window(kind, seconds))
 
     def turns(self, seconds: float, count: int, pace_s: float) -> dict[str, list[Any]]:
-        """Measure windows of the step with resident data and windows of training in turn, so that both run at the same machine speed.
+        """Measure windows of the step with resident data, and of training, in turn, so that both see the same machine.
 
         After each pair, the machine's own speed is measured for `pace_s` seconds.
         """

@@ -1,4 +1,4 @@
-"""Decides the next step of a rollout from the results of its gates: wait, advance, compare again, pause or roll back."""
+"""Decides the next step of a rollout from its gates' results: wait, advance, compare again, pause or roll back."""
 
 from __future__ import annotations
 

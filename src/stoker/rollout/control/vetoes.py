@@ -33,7 +33,7 @@ class Vetoes:
         return {}
 
     def add(self, base: Path, rollout: int, *, why: str) -> None:
-        """Keep the candidate of a rollout from this server's traffic, until an operator starts another rollout of it."""
+        """Keep a rollout's candidate from this server's traffic, until an operator starts another rollout of it."""
         if self._path is not None:
             reasons = {**self.reasons(), (str(base), rollout): why}
             write_json(self._path, [[*key, reason] for key, reason in reasons.items()])

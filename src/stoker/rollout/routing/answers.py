@@ -1,4 +1,4 @@
-"""A queue of answers, which are counted many at a time: a call of numpy takes as long for one answer as for hundreds."""
+"""A queue of answers that are counted many at a time: a numpy call takes as long for one answer as for hundreds."""
 
 from __future__ import annotations
 

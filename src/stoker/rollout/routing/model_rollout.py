@@ -136,7 +136,7 @@ class ModelRollout:
             self._shadow = None
 
     def _takes_copy(self) -> bool:
-        """Return whether to copy a request of a shadow stage. The first one is copied, to start the candidate's process."""
+        """Return whether to copy a request of a shadow stage; the first copy starts the candidate's process."""
         shadow = self._shadow
         return shadow is None or shadow.takes()
 

@@ -145,7 +145,7 @@ def _class_changes(baseline: Outputs, candidate: Outputs) -> tuple[int, int]:
 
 
 def _classes(values: NDArray[Any]) -> NDArray[Any] | None:
-    """Return the class of each row, [rows] (label, or index of the largest number); None if the output has no classes."""
+    """Return each row's class, [rows] (label, or index of the largest number); None if the output has no classes."""
     if values.ndim not in (1, 2) or not values.size:
         return None
     several = values.ndim == 2 and values.shape[1] > 1

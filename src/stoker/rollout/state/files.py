@@ -170,7 +170,7 @@ class StateFiles:
         return False
 
     def _sweep(self, number: int) -> None:
-        """Remove the temporary files of killed writers. A slow writer that loses its file this way gets a `Conflict`."""
+        """Remove temporary files of killed writers. A slow writer that loses its file this way gets a `Conflict`."""
         for path, theirs in self._found(_SCRATCH):
             if theirs <= number:
                 path.unlink(missing_ok=True)
