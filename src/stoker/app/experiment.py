@@ -348,13 +348,13 @@ def data_fingerprint(experiment: Experiment) -> str:
     return fingerprint({"code": code, "options": own.options})
 
 
-_LONGEST_SOURCE = 200
+_MAX_SOURCE = 200
 """Maximum length of a value that an error suggests as `data.source`, characters."""
 
 
 def _own_dataset(reference: str) -> OwnDatasetConfig:
     if ":" not in reference:
-        source = repr(reference) if len(reference) <= _LONGEST_SOURCE else "PATH"
+        source = repr(reference) if len(reference) <= _MAX_SOURCE else "PATH"
         raise ConfigError(
             "data must be a section, or MODULE:FUNCTION of a tf.data.Dataset",
             got=reference,

@@ -30,7 +30,7 @@ from stoker.data.dataset import BATCH_ROWS
 from stoker.evaluate.evaluation import read_evaluation
 from stoker.registry.repository import version_folders
 
-ASKED_ROWS = 5
+SENT_ROWS = 5
 """Number of rows of the eval split that are sent to the server."""
 
 START_TIMEOUT_S = 120.0
@@ -82,7 +82,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
     columns = transform.serving_columns
     some = next(split_rows(dataset, "eval", transform.columns, batch_rows=BATCH_ROWS))
     count = len(next(iter(some.values())))
-    sample = np.linspace(0, count - 1, min(ASKED_ROWS, count)).astype(int)
+    sample = np.linspace(0, count - 1, min(SENT_ROWS, count)).astype(int)
     rows = {name: values[sample] for name, values in some.items()}
     inputs = {column.name: rows[column.name] for column in columns}
     instances = json_instances(inputs, binary=[c.name for c in columns if c.dtype == "image"])

@@ -212,7 +212,7 @@ def _answers(tested: SmokeTest) -> Table:
     return table
 
 
-_LONGEST_BODY = 300
+_MAX_BODY = 300
 """Maximum length of a request in a suggested command, characters; an image is longer and is not shown."""
 
 _LONGER = "train.epochs"
@@ -233,7 +233,7 @@ def _next_commands(
         for name, value in tested.rest_row.items()
     }
     body = json.dumps({"instances": [row]}, ensure_ascii=False)
-    if len(body) <= _LONGEST_BODY:
+    if len(body) <= _MAX_BODY:
         model = f"-d {shlex.quote(body)} {model}:predict"
     kept = [given for given in overrides if not given.startswith(f"{_LONGER}=")]
     where = shlex.join([str(target), *(p for given in kept for p in ("--set", given))])

@@ -85,7 +85,7 @@ def send(
     media_type: str = "application/json",
     token: str = "",
     timeout_s: float,
-    most_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_BYTES,
 ) -> HttpAnswer:
     """Send a request: POST with a body, else GET.
 
@@ -95,7 +95,7 @@ def send(
         media_type: Media type of the body.
         token: Sent as `Authorization: Bearer ...`; "" for none.
         timeout_s: Maximum time of the whole call, seconds.
-        most_bytes: Maximum number of bytes of the answer that are read.
+        max_bytes: Maximum number of bytes of the answer that are read.
 
     Raises:
         NoAnswerError: no HTTP answer came in time.
@@ -118,7 +118,7 @@ def send(
                 elif parts.username is not None:
                     headers["Authorization"] = f"Basic {_basic(parts)}"
                 connection.request("GET" if body is None else "POST", path, body, headers)
-                return _read(connection, end_s, most_bytes)
+                return _read(connection, end_s, max_bytes)
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ssl.SSLError, ValueError) as error:
@@ -143,10 +143,10 @@ def _cut(sock: socket.socket) -> None:
         )  # not TLS's shutdown: another thread is reading
 
 
-def _read(connection: http.client.HTTPConnection, end_s: float, most_bytes: int) -> HttpAnswer:
+def _read(connection: http.client.HTTPConnection, end_s: float, max_bytes: int) -> HttpAnswer:
     response = connection.getresponse()
     body = b""
-    while len(body) < most_bytes and (part := response.read1(most_bytes - len(body))):
+    while len(body) < max_bytes and (part := response.read1(max_bytes - len(body))):
         body += part
     if time.monotonic() >= end_s:  # the timer ended the connection, so the answer may be incomplete
         raise TimeoutError

@@ -30,7 +30,7 @@ XLA_SIGNS = ("tf2xla conversion failed", "XLA_CPU_JIT", "XLA_GPU_JIT")
 XLA_REASONS = ("XLA_CPU_JIT", "XLA_GPU_JIT", "compile-time constant", "nsupported")
 """Text by which the line with the reason is recognized."""
 
-LONGEST_LINE = 300
+MAX_LINE = 300
 """Maximum length of an error text, characters."""
 
 
@@ -80,7 +80,7 @@ def _cause(text: str) -> str:
     ]
     others = [line for line in lines if not line.endswith("Graph execution error:")]
     line = next(iter(raised or others or lines), "")
-    return re.sub(r"^\{\{.*?\}\} ", "", line)[:LONGEST_LINE]
+    return re.sub(r"^\{\{.*?\}\} ", "", line)[:MAX_LINE]
 
 
 def _refused_by_xla(text: str) -> str | None:
@@ -91,7 +91,7 @@ def _refused_by_xla(text: str) -> str | None:
     with_reason = (line for line in lines if any(reason in line for reason in XLA_REASONS))
     # Remove the operation's place in the graph, which TensorFlow repeats after the reason.
     line = re.sub(r"\)\{\{node [^}]*\}\}", ")", next(with_reason, lines[0]))
-    return re.sub(r"\{\{node ([^}]*)\}\}", r"\1", line)[:LONGEST_LINE]
+    return re.sub(r"\{\{node ([^}]*)\}\}", r"\1", line)[:MAX_LINE]
 
 
 if __name__ == "__main__":

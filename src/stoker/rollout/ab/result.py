@@ -26,7 +26,7 @@ from stoker.rollout.statistics.confidence_sequence import (
 )
 
 SHARES_ALPHA = 0.01
-"""Probability of a false warning, over a whole test, that the arms do not get the keys that the weights say."""
+"""Maximum probability, over a whole test, of a false warning about the arms' shares of the keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -54,7 +54,7 @@ class Scraper:
         path = f"{url.rstrip('/')}/v1/rollouts/{urllib.parse.quote(model, safe='')}/counts"
         try:
             token = os.environ.get(TOKEN_VARIABLE, "").strip()
-            answer = send(path, token=token, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES)
+            answer = send(path, token=token, timeout_s=_TIMEOUT_S, max_bytes=_MAX_BYTES)
             if not answer.is_success:
                 raise NoAnswerError(f"status {answer.status}{_HINTS.get(answer.status, '')}")
             content = json.loads(answer.body)

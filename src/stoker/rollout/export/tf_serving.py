@@ -49,7 +49,7 @@ def model_server_config(
         split: The model's traffic split.
         base_path: Folder of the model's versions, as the server sees it.
         others: A `model_config_file`, whose other models are kept; None: the server has no such file.
-        now_s: Seconds since the epoch: the previous version stays loaded until a time that the state sets.
+        now_s: Seconds since the epoch, to decide whether the previous version still stays loaded.
 
     Raises:
         ConfigError: `others` is not a valid `model_config_file`.

@@ -189,7 +189,7 @@ class StateFiles:
         if content is None or digest != fingerprint(content):
             raise DataError(
                 f"{path} is damaged",
-                got=Plain("bytes that differ from those written"),
+                got=Plain("bytes that differ from the written ones"),
                 fix=f"Restore it from a backup, or delete it to go back to state {number - 1}.",
             )
         return Stored(number=number, content=content)

@@ -32,7 +32,7 @@ def job_task(
     ],
 ) -> None:
     """Run one task of a job: find its rank, unpack the code, run the job's command."""
-    with ends_when_asked():  # until the task listens itself
+    with ends_when_asked():  # until the task installs its own handlers
         from stoker.app.task.job_task import run_task
 
         code = run_task(job, incarnation, out=tolerant(sys.stdout))

@@ -1,4 +1,4 @@
-"""`stoker rollout start` prints a rollout until it is over."""
+"""Follows a rollout for `stoker rollout start`: prints its changes until it is over."""
 
 from __future__ import annotations
 
