@@ -138,7 +138,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
 
 @contextlib.contextmanager
 def only_version(base: Path, version: int) -> Iterator[Path]:
-    """Yield a temporary repository with one version of a model and without a rollout state, which could route elsewhere."""
+    """Yield a temporary repository with one version of a model and without a rollout state, which would route the traffic."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / str(version)).symlink_to(
             version_folders(base)[version].resolve(), target_is_directory=True

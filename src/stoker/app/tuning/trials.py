@@ -73,7 +73,7 @@ class Trials:
 
         Args:
             name: Name of its files.
-            within_s: Longest time for everything, seconds.
+            within_s: Maximum time of the whole trial, seconds.
         """
         return closing(self.open({}, name=name, limits=TrialLimits.within(within_s)))
 

@@ -68,7 +68,7 @@ class RolloutSettings:
     """The rollout is paused if a gate has no answer for this long, seconds."""
 
     strict: bool = False
-    """Whether such a gate rolls back instead of pausing."""
+    """Whether a gate without an answer for that time rolls back instead of pausing."""
 
     dry_run: tuple[str, ...] = ()
     """Gates that are measured and shown, but have no effect."""

@@ -55,7 +55,7 @@ class FullTraffic:
 
     @property
     def accepted_rate(self) -> float:
-        """Return an upper limit of the baseline's rate of bad answers: three standard errors above the observed."""
+        """Return an upper limit of the baseline's bad-answer rate: three standard errors above the observed rate."""
         bad = self.baseline + 3.0 + 3.0 * math.sqrt(self.baseline + 2.25)
         return min(bad / max(self.baseline_requests, 1), 1.0)
 

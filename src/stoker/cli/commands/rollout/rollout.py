@@ -285,8 +285,8 @@ def history(model: Model, models: Models = MODELS, as_json: AsJson = False) -> N
     """List every change: when, what, who and why."""
     events = _open(models, model).history()
     if as_json:
-        told = [{**event.to_json(), "state": now.to_json()} for event, now in events]
-        typer.echo(json.dumps(told, indent=2))
+        changes = [{**event.to_json(), "state": now.to_json()} for event, now in events]
+        typer.echo(json.dumps(changes, indent=2))
         return
     for event, now in events:
         when = datetime.fromtimestamp(event.at_s, UTC).isoformat(timespec="seconds")
