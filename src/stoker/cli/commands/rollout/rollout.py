@@ -97,7 +97,7 @@ def start(
         float,
         typer.Option(
             "--shadow-tolerance",
-            help="In a shadow stage, numbers are equal if they differ by at most this times the larger of 1 and the number.",
+            help="In a shadow stage, numbers are equal if they differ by at most this times the larger of 1 and the baseline's number.",
         ),
     ] = 1e-3,
     dry_run: Annotated[
