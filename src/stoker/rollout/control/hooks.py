@@ -152,7 +152,7 @@ class Hooks:
             "gates": [each.to_json() for each in results],
         }
         if content["gates"] and content != self._written:
-            with contextlib.suppress(OSError):  # shown only by `status`
+            with contextlib.suppress(OSError):  # the file is needed only by `stoker rollout status`
                 write_json(self._folder / _FILE, content)
                 self._written = content
 
