@@ -77,10 +77,10 @@ def run(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the stages with changed inputs, then serve the model.
+    """Run the stages with changed inputs, then test the model in a server.
 
-    The server's check sends rows of the eval split. A killed run continues where it stopped; stages with unchanged
-    inputs are skipped.
+    The test calls the server with rows of the eval split. A killed run continues where it stopped.
+    Stages with unchanged inputs are skipped.
     """
     use_gpus(gpus)
     from rich.console import Console

@@ -53,7 +53,7 @@ class ArmResult:
 
     @property
     def verdict(self) -> str:
-        """Return whether the interval shows that the arm is better or worse than the baseline."""
+        """Return what the interval shows: the mean is higher or lower than the baseline's, or neither."""
         if self.is_baseline:
             return "baseline"
         if self.difference is None:

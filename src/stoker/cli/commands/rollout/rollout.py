@@ -64,7 +64,7 @@ def start(
         str,
         typer.Option(
             "--warm-up",
-            help="Time at the start of a stage in which nothing is measured; added to the stage's time.",
+            help="Time at the start of a stage in which latency is not judged; added to the stage's time.",
         ),
     ] = "30s",
     bake: Annotated[
