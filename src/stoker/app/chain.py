@@ -264,7 +264,7 @@ def _require_folder(models: Path) -> None:
         models.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise UserError(
-            f"the model repository {models} must be a writable folder",
+            f"the model repository {models} must be a folder that can be written",
             got=Plain(error.strerror or str(error)),
             fix="Name another folder with --set models=DIR.",
         ) from None

@@ -307,7 +307,7 @@ def load_model(path: Path) -> LoadedModel:
 def not_loadable(path: Path, why: str, *, tags: str = SERVE_TAG) -> UserError:
     """Return the error for a folder without a SavedModel that can be served."""
     return UserError(
-        f"{path} must be a complete SavedModel with the tag {tags!r}",
+        f"{path} must be a whole SavedModel with the tag {tags!r}",
         got=Plain(why),
         fix="Export it again with Keras's ExportArchive (`stoker export`).",
     )

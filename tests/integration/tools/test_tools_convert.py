@@ -361,7 +361,10 @@ def test_an_experiment_is_converted_with_its_own_rows(
         (["convert", str(folder), *arguments, str(tmp_path / "c")], "its own rows"),
         (["convert", versions, *arguments, str(tmp_path / "a")], "does not exist yet"),
         (["convert", str(tmp_path), *arguments, str(tmp_path / "c")], "whole SavedModel"),
-        (["convert", versions, *arguments, str(tmp_path / "c"), "--tolerance", "-1"], "below 0"),
+        (
+            ["convert", versions, *arguments, str(tmp_path / "c"), "--tolerance", "-1"],
+            "must be 0 or more",
+        ),
     ]
     for command, reason in refused:
         assert invoke(command, debug=False) == 2, command

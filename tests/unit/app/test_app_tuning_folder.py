@@ -37,7 +37,10 @@ def test_the_next_tuning_removes_the_scratch_folders_of_a_killed_one(
         (left / "checkpoints").mkdir(parents=True)
         (first / TRIALS / "01.log").write_text("what it said\n")
 
-        with pytest.raises(BusyError, match="by one process at a time"), locked_folder(experiment):
+        with (
+            pytest.raises(BusyError, match="by only one process at a time"),
+            locked_folder(experiment),
+        ):
             pass
         assert left.exists(), "it was in use"
 
