@@ -211,7 +211,10 @@ def test_a_job_that_may_run_elsewhere_is_not_submitted_to_another_target(experim
         (["--on", "local", "--time-limit", "soon"], "--time-limit must be a duration"),
         (["--on", "local", "--time-limit", ""], "--time-limit must be a duration"),
         (["--on", "local", "--secret", ""], "--secret must be the name of an environment variable"),
-        (["--on", "local", "--secret", "KEY=value"], "variable. Received: 'KEY'. The target"),
+        (
+            ["--on", "local", "--secret", "KEY=value"],
+            "variable. Received: 'KEY'. Give only the name",
+        ),
         (["--on", "local", "--label", "team"], "--label must be KEY=VALUE"),
         (["--on", "local", "--label", "team=a b"], "--label must be KEY=VALUE"),
         (["--on", "local", "--label", "stoker/job=x"], "--label must be KEY=VALUE"),
