@@ -1,7 +1,7 @@
 """Stoker: the whole chain from data to served model for TensorFlow and Keras.
 
-The Python API is the YAML's: `stoker.run(stoker.Experiment(...))`. Nothing heavy is imported
-before a name is used.
+The Python API has the same settings as stoker.yaml: `stoker.run(stoker.Experiment(...))`. Large libraries are imported
+only when a name is used.
 """
 
 from __future__ import annotations

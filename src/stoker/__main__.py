@@ -1,4 +1,4 @@
-"""`python -m stoker` is `stoker`."""
+"""Runs the command line: `python -m stoker` is the same as `stoker`."""
 
 from stoker.cli.main import main
 

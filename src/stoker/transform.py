@@ -1,4 +1,4 @@
-"""The functions for `preprocessing_fn`, under TensorFlow Transform's names: only the import changes.
+"""The functions for `preprocessing_fn`, with TensorFlow Transform's names: to switch, change only the import.
 
 import stoker.transform as st
 

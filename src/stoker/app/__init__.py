@@ -1,1 +1,1 @@
-"""The composition root: the order of the stages, caching, lineage, and the Python API."""
+"""Connects all parts of Stoker: the chain of stages with caching and lineage, and the Python API."""

@@ -1,4 +1,4 @@
-"""The Python API: the dataclasses of the YAML's sections, and `run`."""
+"""The Python API: `run`, and the dataclasses for the sections of stoker.yaml."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The chain: runs stages whose inputs changed, reuses the others, and records both."""
+"""The chain: runs the stages whose inputs have changed, reuses the output of the other stages, and records both."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ class Listener(Protocol):
         """Called when a stage starts its work."""
 
     def progress(self, line: str, share: float | None) -> None:
-        """Report the current activity and the completed share of the stage, None if unknown."""
+        """Show the current activity and the completed share of the stage; None: the share is unknown."""
 
     def stage_ended(self, outcome: StageOutcome) -> None:
         """Called when a stage is done or skipped."""
@@ -74,26 +74,26 @@ class StageOutcome:
     """Outcome of one stage in this run."""
 
     stage: str
-    """Name."""
+    """Name of the stage."""
 
     skipped: bool
     """Whether an earlier output was reused."""
 
     why: str
-    """Why it ran, or the run that its output comes from."""
+    """Why the stage ran, or the run from which its output was reused."""
 
     took_s: float
     """Wall time in seconds; for a skipped stage, the time of the check."""
 
     output: Path
-    """Its output folder."""
+    """Output folder of the stage."""
 
     result: StageResult
-    """Its recorded result."""
+    """Recorded result of the stage."""
 
 
 def results_by_stage(outcomes: Iterable[StageOutcome]) -> StageResults:
-    """Return the results by stage, typed."""
+    """Return stage -> result, with a type for each stage."""
     return cast(StageResults, {outcome.stage: outcome.result for outcome in outcomes})
 
 
@@ -105,10 +105,10 @@ class ChainResult:
     """The run's folder."""
 
     outcomes: tuple[StageOutcome, ...]
-    """One per stage, in the order of the chain."""
+    """Outcomes of the stages, in the order of the chain."""
 
     wall: WallTime = field(default_factory=WallTime)
-    """Accounts for this process's wall time."""
+    """Account of this process's wall time."""
 
     @property
     def results(self) -> StageResults:
@@ -117,7 +117,7 @@ class ChainResult:
 
     @property
     def warnings(self) -> list[str]:
-        """The warnings of all stages, including skipped ones. A stage logs them only when it runs."""
+        """The warnings of all stages, including skipped ones, whose warnings are not logged again."""
         return [line for each in self.outcomes for line in each.result.get("warnings", ())]
 
     def output(self, stage: str) -> Path:
@@ -127,7 +127,7 @@ class ChainResult:
     def context(
         self, experiment: Experiment, progress: Callable[[str, float | None], None]
     ) -> Context:
-        """Return the input of a later stage, for work that is not recorded.
+        """Return the input that a stage after this pass would get, for work that is not recorded.
 
         Args:
             experiment: The experiment, with the data of this pass.
@@ -145,7 +145,7 @@ class ChainResult:
 
 @dataclass
 class _Pass:
-    """One pass over the chain: the run, and what was done so far."""
+    """One pass over the chain: the run, and the outcomes so far."""
 
     experiment: Experiment
     run: Run
@@ -175,7 +175,7 @@ def run_chain(
         listener: Receives the events.
         until: The last stage.
         resume: The run to continue, and whether the last stage runs again.
-        works: Replacements for the work of stages, e.g. on several processes.
+        works: Functions that replace the work of stages, for example to train on several processes.
         wall: Account of this process's wall time; None: a new account that starts now.
 
     Raises:
@@ -203,7 +203,7 @@ def run_chain(
         listener.log(f"run {run.id}" + (" (continued)" if continued else ""))
         if not continued and (line := unfinished_training(run, identity, experiment.folder)):
             listener.log(line)
-        # Take the snapshot now: files that appear later were made by the run.
+        # Take the snapshot before the stages, because files that appear later were created by the run.
         run.folder_at_begin(experiment.folder, experiment.unobserved)
         state = _Pass(experiment, run, listener, resume, wall, source, listing)
         for stage in stages:
@@ -224,7 +224,7 @@ def run_chain(
 def _checked_stages(
     until: str, experiment: Experiment, works: Mapping[str, Work]
 ) -> tuple[Stage, ...]:
-    """Return the stages to run, after checking what they need at the end."""
+    """Return the stages to run, after checking early what the last stages will need."""
     stages = stages_of(experiment)
     stages = stages[: [stage.name for stage in stages].index(until) + 1]
     names = [stage.name for stage in stages]
@@ -253,7 +253,7 @@ def _require_code(experiment: Experiment, stages: Sequence[str]) -> None:
 def _require_metrics_address(experiment: Experiment) -> None:
     """Check before any stage runs that the metrics can be served on their address."""
     settings = experiment.train
-    # Of several machines only the chief serves them, and may be another one: a warning there.
+    # With several machines, only the chief serves metrics. It may be another machine, and warns if it cannot.
     if settings.metrics_port is not None and "TF_CONFIG" not in os.environ:
         require_own_address(settings.metrics_host, setting="train.metrics_host")
 
@@ -266,7 +266,7 @@ def _require_folder(models: Path) -> None:
         raise UserError(
             f"the model repository {models} must be a folder that can be written",
             got=Plain(error.strerror or str(error)),
-            fix="Name another by --set models=DIR.",
+            fix="Name another folder with --set models=DIR.",
         ) from None
 
 
@@ -321,12 +321,12 @@ def _do_stage(stage: Stage, state: _Pass, *, force: bool) -> None:
 
 
 def _clear(stage: Stage, run: Run, *, keep: bool) -> None:
-    """Remove the stage's output in this run, except what it can continue from.
+    """Remove the stage's output in this run, unless the stage can continue from it.
 
     Args:
         stage: The stage that runs next.
         run: The run.
-        keep: Continue even if the stage was done, because the user named the run.
+        keep: Keep the output even if the stage was done, because the user named the run to continue.
     """
     unfinished = run.record(stage.name) is None
     run.forget(stage.name)
@@ -346,7 +346,7 @@ def _work(stage: Stage, run: Run, context: Context, key: str) -> StageRecord:
             publish_folder(folder, final)
     result = done.result.copy()
     if stage.in_place and changed:
-        # Accepted changes are recorded in the result, and so in the lineage of the model.
+        # The result records accepted changes, so that the model's lineage shows them.
         result["changes"] = changed
     record = StageRecord(
         stage=stage.name,
@@ -401,7 +401,7 @@ def _folder_for(stage: Stage, final: Path, key: str) -> Iterator[Path]:
 
 
 def _find_earlier(stage: Stage, state: _Pass, key: str) -> tuple[StageRecord | None, str]:
-    """Return the newest undamaged record with equal inputs, as a record of this run, and a note."""
+    """Return the newest undamaged record of an earlier run with equal inputs, and a note for the user."""
     run, experiment, why = state.run, state.experiment, ""
     for earlier in [run, *(r for r in runs_newest_first(experiment.runs_root) if r.id != run.id)]:
         record = earlier.record(stage.name)
@@ -410,7 +410,7 @@ def _find_earlier(stage: Stage, state: _Pass, key: str) -> tuple[StageRecord | N
         if record.data != _data_fingerprint(stage, state.outputs, record.columns):
             continue
         if record.reads.listings:
-            # Files that another stage of that run created do not count as changes.
+            # Files that another stage of the earlier run created do not count as changes.
             reads = record.reads.besides(earlier.reads())
             record = dataclasses.replace(record, reads=reads)
         if changed := read_changes(record.reads, experiment.folder):

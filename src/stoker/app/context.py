@@ -1,4 +1,4 @@
-"""The stage of a chain: its interface, its input, and its result."""
+"""The interface of a stage of the chain: its input (`Context`), its work, and its result."""
 
 from __future__ import annotations
 
@@ -21,26 +21,26 @@ if TYPE_CHECKING:
 
 
 class StageResult(TypedDict, total=False):
-    """Facts that a stage records, JSON values: what the chain itself reads in the result of any stage."""
+    """Facts that a stage records, as JSON values. These keys can be in the result of any stage."""
 
     warnings: list[str]
-    """Lines that the stage logged about the data."""
+    """Warnings about the data that the stage logged."""
 
     refused: list[str]
     """Reasons to stop the chain after the output is published."""
 
     already: bool
-    """Whether the work was done before, so that the stage counts as skipped."""
+    """Whether the work had been done before: the stage then counts as skipped."""
 
     changes: list[dict[str, Any]]
-    """Accepted changes of the inputs of a training that was continued."""
+    """Accepted changes of the inputs since the start of a continued training."""
 
 
 class IngestResult(StageResult):
     """Facts of the stage `ingest`."""
 
     rows: dict[str, int]
-    """Rows of each split; empty for a user-defined dataset."""
+    """Number of rows of each split; empty for a user-defined dataset."""
 
     columns: int
     bad_rows: int
@@ -50,7 +50,7 @@ class IngestResult(StageResult):
 
 
 class AnalyzeResult(StageResult):
-    """Facts of the stage `analyze`; the last three are of a user-defined dataset."""
+    """Facts of the stage `analyze`; the last three keys exist only for a user-defined dataset."""
 
     anomalies: list[str]
     of_columns: list[dict[str, Any]]
@@ -62,7 +62,7 @@ class AnalyzeResult(StageResult):
 
 
 class TransformResult(StageResult):
-    """Facts of the stage `transform`; the optional ones are missing for a user-defined dataset."""
+    """Facts of the stage `transform`; the optional keys are missing for a user-defined dataset."""
 
     features: list[str]
     serving_columns: list[str]
@@ -72,10 +72,11 @@ class TransformResult(StageResult):
 
 
 class LoopFacts(TypedDict):
-    """What a training loop measured of itself."""
+    """Measurements of a training loop."""
 
     busy_fraction: float | None
-    """None with parameter servers: workers wait for them too, so it is unknown."""
+    """Share of time in which the device is busy (U); None with parameter servers, where it is unknown because workers
+    also wait for the servers."""
 
     input_wait: float
     step_time_s: float
@@ -87,7 +88,7 @@ class LoopFacts(TypedDict):
 
 
 class DeviceFacts(TypedDict):
-    """What `DeviceWatch` measured; the optional ones need a model that it could measure."""
+    """Measurements of `DeviceWatch`; the optional keys are missing if it could not measure the model."""
 
     mfu: float | None
     device_time: dict[str, Any] | None
@@ -112,11 +113,11 @@ class TrainingResult(StageResult, LoopFacts, DeviceFacts):
     workers: NotRequired[int]
     restarts: NotRequired[list[str]]
     stragglers: NotRequired[list[dict[str, float | str]]]
-    """Of several workers: those that were slow at any time, with their largest ratio."""
+    """Workers that were slow at some time, with their largest ratio of step time to that of other workers."""
 
 
 class ExportResult(StageResult):
-    """Facts of the stage `export`; the first five are by output if the model has several."""
+    """Facts of the stage `export`. If the model has several outputs, the first five are dicts by output."""
 
     from_logits: Any
     is_regression: Any
@@ -178,19 +179,19 @@ class Context:
     results: StageResults
     """Recorded result of each stage."""
     progress: Callable[[str, float | None], None]
-    """Receives a line and the completed share, 0 to 1; None if unknown."""
+    """Receives a line, and the completed share, 0 to 1 (None: unknown)."""
     accept_change: bool = False
     """Continue from a checkpoint that was made with other inputs."""
     requested: Mapping[str, Any] = field(default_factory=dict)
-    """Settings that a task of another launcher's cluster was started with; all tasks must agree."""
+    """Settings that this task was started with, if another launcher started the cluster; all tasks must agree."""
     wait_for_all: Callable[[], None] = lambda: None
-    """Waits until all tasks are ready; TensorFlow's own wait cannot be interrupted."""
+    """Waits until all tasks are ready. Used instead of TensorFlow's own wait, which cannot be interrupted."""
     wall: WallTime = field(default_factory=WallTime)
     """Account of this process's wall time."""
     source: str = ""
     """Fingerprint of the data's source."""
     listing: Listing | None = None
-    """The source's files as `source` names them, so that the key of ingest covers exactly what it reads."""
+    """The source's files that `source` covers, so that the stage `ingest` reads exactly the files in its key."""
 
     def shards(self) -> Dataset:
         """Return the ingested dataset."""
@@ -213,7 +214,7 @@ class Context:
         return labels_from_facts(stage.get("labels", {}))
 
     def hashed(self, columns: Iterable[AnyColumn]) -> tuple[str, ...]:
-        """Return the names of the columns that ingest hashed; none for a user-defined dataset."""
+        """Return the names of the columns that the stage `ingest` hashed; empty for a user-defined dataset."""
         return () if self.experiment.own_dataset else tuple(column.name for column in columns)
 
 
@@ -228,7 +229,7 @@ class Done:
     """Raw columns that the stage read."""
 
     content: str = ""
-    """Fingerprint of what equal inputs do not determine; see `StageRecord.content`."""
+    """Fingerprint of the part of the output that equal inputs do not determine; see `StageRecord.content`."""
 
 
 Work = Callable[[Context, Path], Done]
@@ -240,7 +241,7 @@ class Stage:
     """One stage of the chain."""
 
     name: str
-    """Name, a verb."""
+    """Name of the stage: a verb, which is also its command."""
 
     folder: str
     """Output folder, relative to the run."""
@@ -252,33 +253,33 @@ class Stage:
     """Writes the output into the given folder."""
 
     in_place: bool = False
-    """Writes into the final folder, where it can be watched, and continues there after a kill. Otherwise
-    the output is published when it is complete."""
+    """Whether the stage writes to its final folder, where users can watch it and where it continues after a kill.
+    Otherwise, the complete output is moved there."""
 
     resumable: bool = False
-    """The work continues from the partial output of a killed process."""
+    """Whether the work continues from the partial output of a killed process."""
 
     tensorflow: bool = False
-    """The work needs TensorFlow, which takes seconds to import."""
+    """Whether the work needs TensorFlow, which takes seconds to import."""
 
     runs_user_code: bool = False
-    """The work calls user functions, whose file reads are observed."""
+    """Whether the work calls user functions, whose file reads are observed."""
 
     always: bool = False
-    """Depends on state outside the run, and therefore runs every time."""
+    """Whether the stage depends on state outside the run, and therefore runs every time."""
 
 
 CHECKPOINTS = "checkpoints"
 """Folder of the checkpoints."""
 
 RESOLVED = "resolved.json"
-"""The resolved settings: the value of every `auto`."""
+"""File with the resolved settings: the value of every `auto`."""
 
 METRICS = "metrics.jsonl"
-"""The metrics of each call of steps, and of each epoch."""
+"""File with the metrics of each call of steps, and of each epoch."""
 
 WALL_TIME = "wall_time.json"
-"""The account of the run's wall time, over all its processes."""
+"""File with the account of the run's wall time, over all its processes."""
 
 TENSORBOARD = "tensorboard"
-"""Folder of the metrics as TensorBoard event files."""
+"""Folder of TensorBoard's event files."""

@@ -1,4 +1,4 @@
-"""Real rows for a conversion: from the splits of an experiment, or from the user's file."""
+"""Finds the model for a conversion, and real rows: from the splits of an experiment, or from the user's file."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ Rows = Mapping[str, NDArray[Any]]
 
 
 def of_experiment(experiment: Experiment, chain: ChainResult, *, rows: int) -> ConversionSource:
-    """Return the exported model of a chain, with rows of its eval split, and of its train split for ranges.
+    """Return a chain's exported model, rows of the eval split to compare, and rows of the train split for value ranges.
 
     Args:
         experiment: The experiment.
-        chain: Its outputs up to `export`.
+        chain: The result of the chain up to `export`.
         rows: Maximum number of rows of each split.
     """
     from stoker.export.conversion import ConversionSource
@@ -50,7 +50,7 @@ def of_experiment(experiment: Experiment, chain: ChainResult, *, rows: int) -> C
 
 
 def of_folder(folder: Path, request: Request | None) -> ConversionSource:
-    """Return a SavedModel, or the newest of a folder of versions, with the user's rows.
+    """Return a SavedModel, or the newest version in a folder of versions, and the user's rows.
 
     Raises:
         ConfigError: the SavedModel or the rows are missing.
@@ -65,9 +65,9 @@ def of_folder(folder: Path, request: Request | None) -> ConversionSource:
     saved_model = versions[max(versions)] if versions else folder
     if request is None:
         raise ConfigError(
-            "a conversion is compared on real rows",
+            "a conversion needs real rows to compare the models on",
             got=Plain("none"),
-            fix="Pass them by --data rows.json, or name the folder of an experiment.",
+            fix="Pass rows with --data rows.json, or name the folder of an experiment.",
         )
     model = load_model(saved_model)
     signatures = {

@@ -1,7 +1,7 @@
-"""A dry run of training: two steps, then the untrained model is exported, loaded and called.
+"""A dry run of training: runs two steps, and exports, loads and calls the untrained model.
 
-It shows before the first epoch what cannot be trained, does not fit in memory or cannot be served. Only
-the stages before `train` are recorded.
+It finds errors before the first epoch: a model that cannot be trained, does not fit in memory or cannot be served.
+Only the stages before `train` are recorded.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from stoker.train.watch.footprint import Footprint
 
 STEPS = 2
-"""The first step traces and compiles, the second runs the compiled program."""
+"""Number of steps: the first one traces and compiles, the second one runs the compiled program."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,7 +59,7 @@ class Steps:
     """Wall time of the second step, seconds."""
 
     peak_bytes: dict[str, int]
-    """GPU -> TensorFlow's peak of its memory; empty on a CPU."""
+    """GPU -> peak of the memory that TensorFlow used on it; empty without a GPU."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -193,7 +193,7 @@ def _two_elements(
     from stoker.train.setup.feeds import open_feeds
     from stoker.train.setup.whole_batches import WholeFeed, whole_steps
 
-    # Without memory the feed keeps nothing: two batches are needed, not an epoch.
+    # memory_bytes=0: the feed caches nothing, because only two batches are needed, not an epoch.
     local, _ = open_feeds(
         dataset,
         transform,
@@ -256,7 +256,7 @@ def _serve(built: BuiltModel, dataset: AnyDataset, transform: AnyTransform) -> S
             vetted = call(vet_model, folder, columns, row, what="calling the exported model")
         except CheckFailed as error:
             raise ConfigError(
-                "the untrained model must answer before it is trained",
+                "the exported model must answer a request even before training",
                 got=Plain(f"{error.rule.replace(f'{folder}: ', '')}: {error.got}"),
                 fix=error.fix,
             ) from error

@@ -1,4 +1,4 @@
-"""The stage `evaluate`: the exported model and the one in the repository, on the same rows."""
+"""The stage `evaluate`: compares the exported model with the one in the repository on the same rows."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from stoker.data.user_dataset.load_dataset import AnyDataset
 
 BATCH_ROWS, IMAGE_BATCH_ROWS = 1024, 64
-"""Rows per call of the exported model; fewer of images, whose activations are large."""
+"""Number of rows per call of the exported model. Fewer for images, whose activations are large."""
 
 LINEAGE = "lineage.json"
 """File in the folder of an exported model: its run, its settings and facts about its signatures."""
@@ -38,7 +38,7 @@ LINEAGE = "lineage.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Baseline:
-    """The version that `max_drop` compares with."""
+    """The version with which the gate `max_drop` compares."""
 
     version: int
     path: Path
@@ -46,10 +46,10 @@ class Baseline:
 
 
 def find_baseline(experiment: Experiment, model: Path) -> Baseline | None:
-    """Return the newest version in the repository that is not this model, or None.
+    """Return the newest version in the repository whose content differs from this model; None if there is none.
 
-    So a model that was already pushed is still compared with the version before it, and another
-    evaluation gives the same result.
+    So a model that was already pushed is compared with the version before it, and a repeated evaluation gives the
+    same result.
     """
     repository = Repository(experiment.models_root)
     own = _content_hash(model)
@@ -62,7 +62,7 @@ def find_baseline(experiment: Experiment, model: Path) -> Baseline | None:
 
 
 def _content_hash(model: Path) -> str:
-    """Return the hash of what a SavedModel computes with: its graph, variables and assets."""
+    """Return the hash of a SavedModel's graph, variables and assets."""
     parts = {
         name: digest
         for name, digest in hash_folder(model).items()
@@ -125,7 +125,7 @@ def slices_of(experiment: Experiment, columns: Sequence[AnyColumn]) -> tuple[str
             kind = "vectors of length" if len(column.shape) == 1 else "tensors of shape"
             shape = " x ".join(map(str, column.shape))
             raise ConfigError(
-                "evaluate.slices must name raw columns that hold one value a record",
+                "evaluate.slices must name raw columns that hold one value per record",
                 got=Plain(
                     f"{column.name!r}, which holds "
                     + ("lists of varying length" if column.shape == (None,) else f"{kind} {shape}")
@@ -136,7 +136,7 @@ def slices_of(experiment: Experiment, columns: Sequence[AnyColumn]) -> tuple[str
 
 
 def _examples(predicted: Predicted, lineage: dict[str, Any]) -> dict[str, Examples]:
-    """Return labels and predictions by output, with the task that the lineage declares."""
+    """Return the labels and predictions of each output, with the task that the model's lineage declares."""
     is_regression = by_output(lineage.get("is_regression", False))
     from_logits = by_output(lineage["from_logits"])
     multi_hot = by_output(lineage.get("multi_hot", False))
@@ -164,7 +164,7 @@ class Predicted:
 
     labels: dict[str, NDArray[Any]]
     predictions: dict[str, NDArray[Any]]
-    """By output of the model, like the labels."""
+    """Output of the model -> predictions."""
     slices: dict[str, NDArray[Any]]
 
 
@@ -180,7 +180,7 @@ def predict_eval_split(
 
     Args:
         model: The SavedModel.
-        dataset: Its split `eval` is read once: a user-defined one may have another order next time.
+        dataset: Its split `eval` is read once, because a user-defined dataset may have another order next time.
         transform: Computes the labels.
         inputs: Inputs of the model.
         slices: Raw columns to return with the predictions.
@@ -223,7 +223,7 @@ def _joined(parts: dict[str, list[NDArray[Any]]]) -> dict[str, NDArray[Any]]:
 
 
 def _outputs(labels: Sequence[str], outputs: Sequence[str]) -> dict[str, str]:
-    """Return the output of the signature for each output that has a label."""
+    """Return output of the model -> output of the signature, for each output that has a label."""
     if list(labels) == [ONLY] and len(outputs) == 1:
         return {ONLY: outputs[0]}
     if set(labels) != set(outputs):
@@ -267,7 +267,7 @@ def _baseline_columns(experiment: Experiment, model: Path) -> set[str]:
 
 
 def labels_of(transform: AnyTransform, rows: dict[str, NDArray[Any]]) -> dict[str, NDArray[Any]]:
-    """Return the labels of raw rows by output, [rows, ...], as the transform computes them."""
+    """Return output -> labels of raw rows, [rows, ...], as the transform computes them."""
     import tensorflow as tf
 
     raw = {

@@ -37,7 +37,7 @@ class ServeSection:
     """The `serve` section."""
 
     model_name: str | None = None
-    """Name under which the model is pushed and served; the experiment's name by default."""
+    """Name of the model in the repository and in requests; the experiment's name by default."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -45,11 +45,11 @@ class PushSection:
     """The `push` section."""
 
     rollout: Literal["none", "canary"] = "none"
-    """none: a pushed version takes all traffic at once. canary: its traffic grows in stages, as with
-    `stoker rollout start`; the first version of a model serves at once."""
+    """none: a pushed version takes all traffic immediately. canary: its traffic grows in stages, as with
+    `stoker rollout start`; the first version of a model takes all traffic immediately."""
 
     settings: RolloutSettings = field(default_factory=RolloutSettings)
-    """How the rollout moves from stage to stage. Python gates are modules of the experiment folder."""
+    """Settings of the rollout. The modules of Python gates are in the experiment folder."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -60,8 +60,8 @@ class Experiment:
     """Name of the runs: letters, digits, `_`, `-` and `.`."""
 
     data: IngestConfig | OwnDatasetConfig | str
-    """Where the data is and how it is read and split; or `module:function` that returns
-    `tf.data.Dataset`s; then nothing is ingested."""
+    """Where the data is, and how it is read and split; or `module:function` that returns `tf.data.Dataset`s (a
+    user-defined dataset), which is used without ingestion."""
 
     model: str
     """`module:function` that returns a compiled `keras.Model`."""
@@ -74,7 +74,7 @@ class Experiment:
     """`module:function`, TensorFlow Transform's `preprocessing_fn(inputs)`; default: unchanged columns."""
 
     label_only: tuple[str, ...] = ()
-    """Raw columns that are missing at serving; a feature that needs one is an error."""
+    """Raw columns that requests to the served model do not have; a feature that needs one of them is an error."""
 
     train: TrainConfig = field(default_factory=TrainConfig)
     """How the model is trained."""
@@ -83,19 +83,19 @@ class Experiment:
     """Metrics, slices and gates."""
 
     push: PushSection = field(default_factory=PushSection)
-    """How a pushed version gets its traffic."""
+    """How a pushed version gets traffic."""
 
     serve: ServeSection = field(default_factory=ServeSection)
     """How the served model is called."""
 
     slo: Slo = field(default_factory=Slo)
-    """Objectives of the served model; `stoker monitor up` derives alerts from them."""
+    """Service level objectives of the model; `stoker monitor up` derives alerts from them."""
 
     resources: Resources = field(default_factory=Resources)
     """Resources of a cluster job; a run on this machine ignores them."""
 
     targets: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """Where `stoker submit --on NAME` sends jobs; takes precedence over `~/.config/stoker/targets.yaml`."""
+    """Targets of `stoker submit --on NAME`; they take precedence over `~/.config/stoker/targets.yaml`."""
 
     runs: Path = Path("runs")
     """Folder of the runs, relative to the experiment folder."""
@@ -113,7 +113,7 @@ class Experiment:
             )
         if _STORE.match(str(self.runs)):
             raise ConfigError(
-                "runs must be a folder: a job's starts are counted by files that only one process can create",
+                "runs must be a folder in a file system, not in object storage, because a job counts its starts by creating files atomically",
                 got=str(self.runs).replace(":/", "://", 1),
                 fix="Name a folder of a shared file system or a volume; data.source may be in a bucket.",
             )
@@ -130,7 +130,7 @@ class Experiment:
 
     @property
     def labels(self) -> dict[str, str]:
-        """Output of the model -> its label; empty for a user-defined dataset, whose elements hold it."""
+        """Output of the model -> its label; empty for a user-defined dataset, whose elements hold the labels."""
         return {} if self.label is None else by_output(self.label)
 
     def _check_files(self) -> None:
@@ -157,35 +157,35 @@ class Experiment:
                 raise ConfigError(
                     f"{name} must be left out {what}, whose elements are features and label",
                     got=getattr(self, name),
-                    fix="Do it in the dataset, or use files (data.source).",
+                    fix="Do this in the dataset's function, or use files (data.source).",
                 )
         if self.train.batch_size != "auto":
             raise ConfigError(
                 f"train.batch_size must be left out {what}, whose elements are batches",
                 got=self.train.batch_size,
-                fix="Batch it there, `.batch(32)`, or set data.pipeline.batch_size.",
+                fix="Batch the dataset in its function with `.batch(32)`, or set data.pipeline.batch_size.",
             )
         if self.train.sample_weight is not None:
             raise ConfigError(
                 f"train.sample_weight must be left out {what}, whose elements may hold the weight",
                 got=self.train.sample_weight,
-                fix="Return (features, label, weight).",
+                fix="Let the dataset's elements be (features, label, weight).",
             )
         if self.train.augment is not None:
             raise ConfigError(
                 f"train.augment must be left out {what}",
                 got=Plain("a section"),
-                fix="Augment in a map of the split train.",
+                fix="Augment in a `map` call on the train dataset.",
             )
 
     @property
     def own_dataset(self) -> OwnDatasetConfig | None:
-        """The section `data` of a user-defined dataset, else None."""
+        """The section `data` if the dataset is user-defined, else None."""
         return self.data if isinstance(self.data, OwnDatasetConfig) else None
 
     @property
     def files(self) -> IngestConfig:
-        """The section `data` of files.
+        """The section `data` if the data is in files.
 
         Raises:
             RuntimeError: the dataset is user-defined; check `own_dataset` first.
@@ -221,13 +221,13 @@ class Experiment:
 
     @property
     def unobserved(self) -> tuple[Path, ...]:
-        """Paths where reads of the user's code do not count: outputs, and the ingested source."""
+        """Paths whose reads by the user's code are not recorded: outputs, and the ingested source."""
         source = None if self.own_dataset else Path(self.files.source)
         inside = source is not None and self.folder in source.parents
         return (*self.outputs, source) if source is not None and inside else self.outputs
 
     def source_fingerprint(self, reference: str) -> str:
-        """Return the fingerprint of the source of a user function; its reads are observed."""
+        """Return the fingerprint of a user function's source code only, for functions whose file reads are observed."""
         module, function = reference.split(":")
         return source_fingerprint(self.folder, module, function)[0]
 
@@ -243,13 +243,13 @@ class Experiment:
         return files
 
     def in_one_process(self) -> Experiment:
-        """Return the experiment with a strategy that a single process can use."""
+        """Return the experiment with a strategy for a single process."""
         if self.train.strategy not in ("multi_worker", "parameter_server"):
             return self
         return dataclasses.replace(self, train=dataclasses.replace(self.train, strategy="auto"))
 
     def to_json(self) -> dict[str, Any]:
-        """Return every setting of a run as JSON values; where jobs are sent is not one."""
+        """Return all settings of a run as JSON values; `targets` is not among them."""
         settings = dataclasses.asdict(self)
         del settings["targets"]
         return _plain(settings)
@@ -260,8 +260,8 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
 
     Args:
         target: The folder with `stoker.yaml`, or the file itself.
-        overrides: `dotted.key=value`. Paths given here are relative to the current folder, those
-            in the file to the file's.
+        overrides: `dotted.key=value`. A path given here is relative to the current folder; a path in the file
+            is relative to the file's folder.
 
     Raises:
         ConfigError: a setting is invalid.
@@ -291,7 +291,7 @@ def load_experiment(target: Path, *, overrides: Sequence[str] = ()) -> Experimen
 
 
 def with_absolute_paths(overrides: Sequence[str]) -> list[str]:
-    """Return `--set` assignments that mean the same in every current folder, the last one of each key.
+    """Return `--set` assignments with absolute paths. If a key is set twice, only the last assignment is returned.
 
     Args:
         overrides: `dotted.key=value`; paths are relative to the current folder.
@@ -307,7 +307,9 @@ def with_absolute_paths(overrides: Sequence[str]) -> list[str]:
     last: dict[str, str] = {}
     for each in (*overrides, *paths):
         name = ".".join(part.strip() for part in each.partition("=")[0].split("."))
-        last.pop(name, None)  # the order counts: a key may lie in a section that is set as a whole
+        last.pop(
+            name, None
+        )  # to keep the order of assignments, because a later one may set a whole section
         last[name] = each
     return list(last.values())
 
@@ -315,15 +317,15 @@ def with_absolute_paths(overrides: Sequence[str]) -> list[str]:
 def _check_service(data: Any) -> None:
     if isinstance(data, dict) and {"dataset", "service"} <= data.keys():
         raise ConfigError(
-            "data.service must be left out if data is a dataset of your own: it reads ingested data",
+            "data.service must be left out if data is a dataset of your own, because the service reads ingested data",
             got=data["service"],
-            fix="Call tf.data's own service in the dataset (`.apply(tf.data.experimental.service."
+            fix="Call tf.data's own service in the dataset's function (`.apply(tf.data.experimental.service."
             "distribute(...))`), or use files (data.source).",
         )
 
 
 def _check_rollout(push: Any) -> None:
-    """Check the settings of a rollout; the rules themselves do not know this file."""
+    """Check the settings of a rollout; add `push.settings` to its errors, which do not know this file's keys."""
     if not isinstance(push, dict) or "settings" not in push:
         return
     where = "push.settings"
@@ -346,13 +348,13 @@ def data_fingerprint(experiment: Experiment) -> str:
     return fingerprint({"code": code, "options": own.options})
 
 
-_LONGEST_SOURCE = 200
-"""Maximum length of a text that an error suggests as `data.source`, characters."""
+_MAX_SOURCE = 200
+"""Maximum length of a value that an error suggests as `data.source`, characters."""
 
 
 def _own_dataset(reference: str) -> OwnDatasetConfig:
     if ":" not in reference:
-        source = repr(reference) if len(reference) <= _LONGEST_SOURCE else "PATH"
+        source = repr(reference) if len(reference) <= _MAX_SOURCE else "PATH"
         raise ConfigError(
             "data must be a section, or MODULE:FUNCTION of a tf.data.Dataset",
             got=reference,
@@ -362,7 +364,7 @@ def _own_dataset(reference: str) -> OwnDatasetConfig:
 
 
 _STORE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
-"""Start of a URI that was read as a path."""
+"""Matches the start of a URI that was parsed as a path, which has one slash instead of two."""
 
 _PATH_KEYS = (("data", "source"), ("data", "cache_dir"), ("runs",), ("models",))
 """Settings that hold a path."""
@@ -380,12 +382,12 @@ def _paths_from(raw: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def path_overrides(target: Path, folder: Path) -> list[str]:
-    """Return the paths of an experiment, adapted to another folder, in the form of `--set`.
+    """Return `--set` assignments of the experiment's paths, so that a copy of its code still finds its files.
 
     The folder of runs is left out.
 
     Args:
-        target: A copy of the experiment's code.
+        target: Folder of the copy of the experiment's code.
         folder: The experiment's folder, to which the paths are relative.
     """
     raw = _paths_from({"models": "models"} | read_yaml(target / FILE), folder)
@@ -401,7 +403,7 @@ def _absolute(path: str, folder: Path) -> str:
 
 
 def _with_section(from_file: dict[str, Any], given: dict[str, Any]) -> dict[str, Any]:
-    """Expand `data: module:function` to the section that it abbreviates, if a key of it is given."""
+    """Expand `data: module:function` to the section that it abbreviates, if an assignment sets a key of the section."""
     data = from_file.get("data")
     if isinstance(data, str) and ":" in data and isinstance(given.get("data"), dict):
         return from_file | {"data": {"dataset": data}}
@@ -437,7 +439,7 @@ def prepare_source(experiment: Experiment, log: Callable[[str], None]) -> None:
     if reference is None or Path(source).exists():
         return
     if experiment.folder.resolve() not in Path(source).resolve().parents:
-        # A missing path outside the experiment folder is a typo; do not write there.
+        # A missing path outside the experiment folder is probably a typo, so do not create anything there.
         return
     made = Path(source)
     with alone(made.parent / f".{made.name}.lock"):

@@ -1,4 +1,7 @@
-"""The identity of a run, name by name: two runs with equal identities end with the same weights."""
+"""The identity of a run, as a dict of its inputs.
+
+Two runs with equal identities are the same training; on a GPU, their weights may still differ.
+"""
 
 from __future__ import annotations
 
@@ -28,23 +31,23 @@ WITHOUT_EFFECT = (
     "tensorboard",
     "watchdog_s",
 )
-"""Settings of `train` that do not change weights: when to save, watch or stop."""
+"""Settings of `train` that do not change weights, such as when to save or what to report."""
 
 
 def run_identity(experiment: Experiment, *, source: str) -> Identity:
-    """Return settings, code, source and versions of a whole run.
+    """Return the identity of a whole run: settings, code, source and library versions.
 
     Args:
         experiment: The experiment.
-        source: Its `data_fingerprint`.
+        source: The experiment's `data_fingerprint`.
     """
     settings = experiment.to_json() | {"train": training_settings(experiment)}
-    for place in ("runs", "folder", "push", "slo"):  # outputs, their receivers, objectives
+    for place in ("runs", "folder", "push", "slo"):  # none of these changes an output
         del settings[place]
     for key in REACH_KEYS:
         settings["data"].pop(key, None)
     if not pipeline_settings(experiment):
-        # As in earlier versions, which did not have this section.
+        # Left out if it is the default, to keep the fingerprints of earlier versions, which lack this section.
         settings["data"].pop("pipeline", None)
     return {
         "configuration": dict(_flat(settings)),
@@ -55,16 +58,16 @@ def run_identity(experiment: Experiment, *, source: str) -> Identity:
 
 
 def training_identity(context: Context, resolved: ResolvedTraining) -> Identity:
-    """Return the part of the identity that changes weights, for checkpoints and for other workers.
+    """Return the part of the identity that can change weights, to compare with checkpoints and other workers.
 
     Args:
-        context: With the stages before `train`.
+        context: The experiment, with the results of the stages before `train`.
         resolved: The value of every `auto`.
     """
     experiment = context.experiment
     became = asdict(resolved)
     if experiment.train.elastic is not None:
-        # Which devices share the virtual workers does not change the weights.
+        # The assignment of virtual workers to devices does not change the weights.
         became |= {"strategy": "elastic", "replicas": "elastic"}
     settings = {
         name: f"auto: {became[name]}" if value == "auto" and name in became else value
@@ -82,11 +85,11 @@ def training_identity(context: Context, resolved: ResolvedTraining) -> Identity:
 def shared_settings(experiment: Experiment) -> dict[str, Any]:
     """Return every setting that all tasks of a cluster must share, by dotted name.
 
-    Paths, and how the data is reached, may differ between tasks.
+    Paths, and the way to reach the data, may differ between tasks.
 
     Args:
-        experiment: The settings of `stoker.yaml` and `--set`, without those of a lock file, which is
-            for one machine.
+        experiment: The settings of `stoker.yaml` and `--set`, without the settings of a lock file, which is for
+            one machine.
     """
     settings = experiment.to_json()
     for place in ("runs", "models", "folder", "slo"):
@@ -102,10 +105,11 @@ def shared_settings(experiment: Experiment) -> dict[str, Any]:
 def training_settings(experiment: Experiment) -> dict[str, Any]:
     """Return the section `train` as JSON values, without settings that do not change weights."""
     settings: dict[str, Any] = experiment.to_json()["train"]
-    # How batches are prepared does not change them, except for the decoder of images.
+    # The settings of `feed` do not change weights, except for the decoder of images.
     decoder = settings.pop("feed")["decoder"]
     named: dict[str, Any] = {} if decoder == "auto" else {"feed": {"decoder": decoder}}
-    # Absent without it, as in earlier versions; the fewest workers change nothing.
+    # Left out if `elastic` is not set, to keep the fingerprints of earlier versions. `elastic.min` does not change
+    # weights.
     elastic = settings.pop("elastic")
     if elastic is not None:
         named["elastic"] = {"max": elastic["max"]}
@@ -113,9 +117,9 @@ def training_settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def pipeline_settings(experiment: Experiment) -> dict[str, Any]:
-    """Return `data.pipeline` if it differs from its default, else nothing.
+    """Return the settings of `data.pipeline` that differ from their defaults, to add to an identity.
 
-    A cache counts: if a dataset yields other batches in every pass, it changes the training.
+    `cache` is among them, because it changes the training if a dataset yields other batches in every pass.
     """
     own = experiment.own_dataset
     settings = {} if own is None else own.pipeline.differences
@@ -123,14 +127,14 @@ def pipeline_settings(experiment: Experiment) -> dict[str, Any]:
 
 
 def code_fingerprints(experiment: Experiment) -> dict[str, str]:
-    """Return the fingerprint of each user function that training depends on, by `module:function`."""
+    """Return `module:function` -> fingerprint, for each user function that training depends on."""
     named = (experiment.model, experiment.preprocessing, experiment.train.callbacks)
     return {name: experiment.source_fingerprint(name) for name in named if name is not None}
 
 
 def _data(context: Context) -> dict[str, str]:
     if context.experiment.own_dataset is not None:
-        # The stages are those of the run, but each worker calls its own copy of the code.
+        # All workers read the outputs of the same stages, but each worker calls its own copy of the code.
         source = {"source": data_fingerprint(context.experiment)}
         return source | {stage: context.identities[stage] for stage in ("ingest", "analyze")}
     dataset = context.shards()

@@ -12,21 +12,21 @@ from stoker.cluster.compile_flags import prepare
 
 
 def import_tensorflow(*, compiles: bool = False) -> None:
-    """Import TensorFlow; show what its libraries print meanwhile only if the import fails.
+    """Import TensorFlow, and hide what its libraries print during the import, unless it fails.
 
-    They print directly to the file descriptor, before they read the log level from the environment.
-    With `TF_CPP_MIN_LOG_LEVEL` below 2, everything is shown.
+    The libraries print directly to the file descriptor, before they read the log level from the environment.
+    With `TF_CPP_MIN_LOG_LEVEL` below 2, their output is shown.
 
     Args:
-        compiles: Keep programs that XLA compiles in the cache on disk.
+        compiles: Whether to keep programs that XLA compiles in a cache on disk.
     """
     if compiles:
         prepare(os.environ)
-    # Otherwise TensorFlow takes all memory of a GPU, and other processes have none. It must be set before
-    # TensorFlow initializes the devices, which the stage `transform` does.
+    # Otherwise TensorFlow takes all memory of a GPU, and none is left for other processes. The variable must be set
+    # before TensorFlow initializes the devices, which the stage `transform` does.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    # Without it, TensorFlow transposes input and output of a 16-bit BatchNormalization to NCHW and
-    # back. Source: tensorflow/core/kernels/fused_batch_norm_op.cc, BatchnormSpatialPersistentEnabled.
+    # Without this variable, TensorFlow transposes input and output of a 16-bit BatchNormalization to NCHW
+    # and back. Source: tensorflow/core/kernels/fused_batch_norm_op.cc, BatchnormSpatialPersistentEnabled.
     os.environ.setdefault("TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT", "1")
     level = os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     closed = sys.stderr is None
@@ -38,8 +38,8 @@ def import_tensorflow(*, compiles: bool = False) -> None:
         sys.stderr.flush()
         os.dup2(output.fileno(), 2)
         collects = gc.isenabled()
-        # Imported objects stay. Collecting garbage among them, during the import and in every later
-        # collection (Keras triggers some), took 3.0 of the 10.7 CPU seconds of a small training.
+        # Imported objects are never freed. To search them in garbage collections, during the import and later (Keras
+        # triggers some), took 3.0 of the 10.7 CPU seconds of a small training.
         gc.disable()
         try:
             import tensorflow as tf  # noqa: F401 - imported for its effect

@@ -1,4 +1,4 @@
-"""The progress of the run that a job works on."""
+"""Reads the progress of a job's run."""
 
 from __future__ import annotations
 
@@ -15,22 +15,23 @@ from stoker.telemetry.catalogue import training as catalogue
 from stoker.telemetry.targets import published_port
 
 READ_BYTES = 1 << 18
-"""How much of the end of `metrics.jsonl` is read: a line has some 200 bytes, and about every tenth one has U."""
+"""Number of bytes read at the end of `metrics.jsonl`: a line has about 200 bytes, and about every tenth line has U (the
+busy fraction)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobRun:
-    """A run in progress or finished; None for values that training has not written yet."""
+    """State of a run; a value is None if training has not written it yet."""
 
     folder: Path
 
     step: int | None = None
     epoch: float | None = None
     busy_fraction: float | None = None
-    """U, from the newest measurement."""
+    """Newest U: share of time in which the device is busy."""
 
     input_wait: float | None = None
-    """W, from the newest report."""
+    """Newest W: share of time in which training waits for input."""
 
     mfu: float | None = None
     goodput: float | None = None
@@ -38,12 +39,12 @@ class JobRun:
 
     @property
     def tensorboard(self) -> Path:
-        """Folder of its TensorBoard files."""
+        """Folder of the run's TensorBoard files."""
         return self.folder / STAGE / "tensorboard"
 
 
 def run_of_job(place: Path) -> JobRun | None:
-    """Return the run of a job's newest start; None if it has none yet, or the run is gone.
+    """Return the run of a job's newest start; None if there is no run yet, or it was deleted.
 
     Args:
         place: The job's folder.
@@ -71,10 +72,10 @@ def run_of_job(place: Path) -> JobRun | None:
 
 
 def tensorboard_folder(place: Path) -> Path:
-    """Return the run of a job, if it has logs for TensorBoard.
+    """Return the folder of TensorBoard files of a job's run.
 
     Raises:
-        ConfigError: the job has no such run.
+        ConfigError: the job has no run with such files.
     """
     run = run_of_job(place)
     if run is None or not run.tensorboard.is_dir():
@@ -87,24 +88,24 @@ def tensorboard_folder(place: Path) -> Path:
 
 
 def metrics_port(place: Path) -> int:
-    """Return the port of the metrics of a job's run, on worker 0's machine.
+    """Return the port on worker 0's machine where the job's run serves its metrics.
 
     Raises:
-        ConfigError: this machine sees no announced port.
+        ConfigError: the run has not announced a port, or this machine does not see it.
     """
     run = run_of_job(place)
     port = None if run is None else published_port(place.parent.parent, run.folder.name)
     if port is None:
         raise ConfigError(
             f"job {place.name} must serve its metrics if no REMOTE is given",
-            got=Plain("no port of its run" if run else "no run yet"),
-            fix="Name a port of the worker, e.g. 9100; train.metrics_port offers the metrics.",
+            got=Plain("its run announced no port" if run else "no run yet"),
+            fix="Give the port of the worker, e.g. 9100; to serve metrics, set train.metrics_port.",
         )
     return port
 
 
 def _newest_first(path: Path) -> Iterator[dict[str, float]]:
-    """Yield the scalars of the last lines of a growing file; incomplete lines are left out."""
+    """Yield the values of the last lines of `metrics.jsonl`, the newest line first; incomplete lines are left out."""
     try:
         with path.open("rb") as stream:
             end = stream.seek(0, 2)
@@ -118,7 +119,7 @@ def _newest_first(path: Path) -> Iterator[dict[str, float]]:
         except ValueError:
             continue
         if isinstance(scalars, dict):
-            # Values that JSON cannot represent, such as NaN, are strings.
+            # The file has strings for values that JSON cannot represent, such as NaN.
             yield {name: v for name, v in scalars.items() if isinstance(v, int | float)}
 
 

@@ -1,4 +1,4 @@
-"""The first stages for a user-defined dataset: nothing is copied or transformed."""
+"""The stages before `train` for a user-defined dataset, which is neither copied nor transformed."""
 
 from __future__ import annotations
 
@@ -76,7 +76,8 @@ def _analyze(context: Context, folder: Path) -> Done:
     result["counts"] = counts_as_facts(found.counts)
     result["bytes"] = found.byte_forms
     result["labels"] = labels_as_facts(found.labels)
-    # The statistics cover what the function reads from outside the experiment folder.
+    # The hash of the statistics also changes if data changes that the function reads from outside the experiment
+    # folder.
     return Done(result=result, content=sha256_file(folder / "statistics.json"))
 
 
@@ -100,4 +101,4 @@ OWN_STAGES = (
     Stage(name="transform", folder="transform", inputs=_transform_inputs, work=_transform),
     *STAGES[3:],
 )
-"""The chain for a user-defined dataset; from `train` on it is the same."""
+"""The chain for a user-defined dataset; from `train` on, its stages are the same as for files."""

@@ -1,4 +1,4 @@
-"""The end of a run with `push: {rollout: canary}`: starts the rollout of the pushed version."""
+"""For `push: {rollout: canary}`: prepares the push, and starts the rollout of the pushed version."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ if TYPE_CHECKING:
     from stoker.rollout.operations import ModelRollouts
 
 LATEST = "champion"
-"""The alias of a push without a rollout: this version serves at once."""
+"""Alias of a version that was pushed without a rollout, and takes all traffic."""
 
 CANDIDATE = "candidate"
-"""The alias of a pushed version before its rollout is complete."""
+"""Alias of a pushed version whose rollout is not complete."""
 
 _WHY = "stoker run"
 
@@ -22,8 +22,8 @@ _WHY = "stoker run"
 def alias_of_push(experiment: Experiment) -> str:
     """Prepare a push, and return the alias of the pushed version.
 
-    For a canary, the serving version is written into the state first: without a state, servers
-    would send all traffic to the newest version as soon as it exists.
+    For a canary, the version that serves now is first written to a rollout state: without a state, servers would send
+    all traffic to the newest version as soon as it exists.
     """
     rollouts = _rollouts(experiment)
     if rollouts is None:
@@ -37,11 +37,11 @@ def start_rollout(experiment: Experiment, version: int) -> str:
     """Start the rollout of a pushed version, if the experiment sets one.
 
     Returns:
-        What was done, one line; empty without a rollout.
+        One line about what was done; empty without a rollout.
 
     Raises:
         UserError: the rollout of another version is running, or clients of the serving version
-            could not call this one; it stays in the repository and takes no traffic.
+            could not call this version, which stays in the repository and takes no traffic.
     """
     rollouts = _rollouts(experiment)
     if rollouts is None:
@@ -66,7 +66,7 @@ def start_rollout(experiment: Experiment, version: int) -> str:
 
 
 def _rollouts(experiment: Experiment) -> ModelRollouts | None:
-    """The rollouts of the experiment's model; None if it sets none, or has no version yet."""
+    """Return the rollouts of the experiment's model; None if it sets no rollout, or the model has no version yet."""
     from stoker.rollout.operations import ModelRollouts
 
     repository, model = Repository(experiment.models_root), experiment.model_name

@@ -1,6 +1,6 @@
 """One run: `runs/<name>/<UTC time>-<4 hex>/`, its lock, and the record of each stage.
 
-run.json          settings, inputs name by name, accepted changes of them, outcome
+run.json          settings, inputs by name, accepted changes of inputs, outcome
 lock              held (flock) by the process that works on the run
 folder.json       files of the experiment folder at the start of the run
 stages/X.json     record of the finished stage X: its inputs, its output folder, the hash of every file
@@ -59,16 +59,16 @@ _TRAINED = "train"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resume:
-    """Selects the run to continue, and what of its earlier work is used."""
+    """Selects the run to continue, and which of its outputs are reused."""
 
     run: str | None = None
-    """ID of the run; None: the newest unfinished run with equal inputs, otherwise a new run."""
+    """ID of the run; None: the newest unfinished run with equal inputs, or a new run if there is none."""
 
     accept_change: bool = False
-    """Continue although configuration, code, data or versions have changed since the start."""
+    """Whether to continue although settings, code, data or versions have changed since the start."""
 
     again: bool = False
-    """Run the last stage again even if nothing has changed."""
+    """Whether to run the last stage again even if nothing has changed."""
 
 
 NEWEST = Resume()
@@ -83,13 +83,13 @@ class StageRecord:
     """Name of the stage."""
 
     key: str
-    """Fingerprint of its inputs other than data: code, settings, library versions, stages before."""
+    """Fingerprint of the stage's inputs other than data: code, settings, library versions, earlier stages."""
 
     columns: tuple[str, ...]
-    """Raw columns that it read; empty if it reads no data."""
+    """Raw columns that the stage read; empty if it reads no data."""
 
     data: str
-    """Fingerprint of these columns; empty if there are none."""
+    """Fingerprint of the data in these columns; empty if there are none."""
 
     output: str
     """Output folder, relative to the run; it may be in an earlier run."""
@@ -137,11 +137,11 @@ class Run:
         return about
 
     def finish(self, outcome: str) -> None:
-        """Mark the run as finished; it is not continued any more."""
+        """Mark the run as finished, so that it is not continued."""
         write_json(self.root / _RUN, self.about() | {"finished": _now(), "outcome": outcome})
 
     def record(self, stage: str) -> StageRecord | None:
-        """Return the record of a stage; None if it is not done or its record is unreadable."""
+        """Return the record of a stage; None if the stage is not done or its record cannot be read."""
         path = self.root / _STAGES / f"{stage}.json"
         if not path.exists():
             return None
@@ -153,7 +153,7 @@ class Run:
             return None
 
     def write_record(self, record: StageRecord) -> None:
-        """Publish the record of a stage, whose output must be on the disk."""
+        """Publish the record of a stage; its output must already be flushed to the disk."""
         write_json(self.root / _STAGES / f"{record.stage}.json", asdict(record))
 
     def reads(self) -> Reads:
@@ -167,7 +167,7 @@ class Run:
         return found
 
     def reads_of(self, stage: str) -> Reads:
-        """Return the reads of earlier processes in an unfinished stage."""
+        """Return what the user's code has read in an unfinished stage, in earlier processes."""
         path = self.root / _READS / f"{stage}.json"
         return Reads(**read_json(path)) if path.exists() else Reads()
 
@@ -188,18 +188,18 @@ class Run:
         """Return the state of the experiment folder at the start of the run; for a new run, take it now."""
         path = self.root / _FOLDER
         if not path.exists() or not (self.root / _TRAINED).exists():
-            # Before training, no file in the folder was created by the run.
+            # Before training, the run has not created any file in the experiment folder.
             write_json(path, snapshot(folder, outputs=outputs))
         return {name: tuple(state) for name, state in read_json(path).items()}
 
     def changes(self) -> tuple[dict[str, Any], ...]:
-        """Return the accepted changes of the inputs since the start, the oldest first."""
+        """Return the accepted changes of the inputs since the start of the run, the oldest first."""
         return tuple(self.about().get("changes", ()))
 
     def accept(
         self, found: Iterable[IdentityChange], *, now: Identity, settings: Mapping[str, Any]
     ) -> None:
-        """Replace the inputs of the run, and record what has changed."""
+        """Replace the recorded inputs of the run, and record what has changed."""
         about = self.about()
         change = {"at": _now(), "differs": [str(each) for each in found]}
         inputs = {part: dict(names) for part, names in now.items()}
@@ -227,13 +227,13 @@ class Run:
         return Path(os.path.normpath(self.root / record.output))
 
     def sweep(self) -> None:
-        """Remove partial files of a killed process; requires the lock."""
+        """Remove partial files of a killed process; the caller must hold the run's lock."""
         sweep(self.root, "*")
         sweep(self.root / _STAGES, "*")
 
 
 def damage(folder: Path, files: Mapping[str, str]) -> str | None:
-    """Return how a stage's output was damaged, or None if every file is unchanged."""
+    """Return what is damaged in a stage's output, or None if every file is unchanged."""
     for name, expected in files.items():
         path = folder / name
         if not path.is_file():
@@ -252,7 +252,8 @@ def runs_newest_first(runs_root: Path) -> list[Run]:
 
 
 OPEN_S = 300.0
-"""Longest wait for another process that opens a run, seconds: it compares inputs, and may be suspended."""
+"""Maximum time to wait for another process that opens a run, seconds. That process compares inputs, and may be
+suspended."""
 
 
 @contextmanager
@@ -269,17 +270,19 @@ def open_run(
     Args:
         runs_root: `runs/<name>/`.
         identity: Settings, code, source and versions.
-        settings: Written to a new run's `run.json`.
-        resume: The run; by default the newest unfinished run with equal inputs, else a new run.
+        settings: Settings to write to the `run.json` of a new run.
+        resume: The run to continue; by default the newest unfinished run with equal inputs, else a new run.
         folder: The experiment's folder. The recorded reads are compared with its current content.
 
     Yields:
         The run, and whether it is continued.
 
     Raises:
-        BusyError: another process works on it, or opens a run for longer than `OPEN_S`; names its pid and host.
+        BusyError: another process works on the run, or takes longer than `OPEN_S` to open one; the message
+            names its pid and host.
         ConfigError: no run has the given ID.
-        UserError: the run started with other inputs, and the change was not accepted; names the differences.
+        UserError: the run started with other inputs, and the change was not accepted; the message names the
+            differences.
     """
     with ExitStack() as held:
         fix = "Write elsewhere with --set runs=DIR."
@@ -287,7 +290,7 @@ def open_run(
             writable(runs_root, what="the runs folder", fix=fix),
             alone(runs_root / ".lock", give_up_s=OPEN_S),
         ):
-            # Under a lock, so that two simultaneous starts do not both create a run.
+            # The lock keeps two simultaneous starts from both creating a run.
             sweep(runs_root, "*")
             found = _named(runs_root, resume.run) or _unfinished(runs_root, identity, folder)
             run = found or _new_run(runs_root, identity, settings)
@@ -314,7 +317,7 @@ def _named(runs_root: Path, run_id: str | None) -> Run | None:
 
 
 def with_reads(run: Run, identity: Identity, folder: Path | None) -> tuple[Identity, Identity]:
-    """Return the identity of a run then and now, with the files and variables that its code read."""
+    """Return the old and the current identity of a run, with the files and variables that the user's code read."""
     before: Identity = run.about().get("inputs", {})
     read = Reads() if folder is None else run.reads()
     if folder is None or not read:
@@ -354,7 +357,7 @@ def _new_run(runs_root: Path, identity: Identity, settings: Mapping[str, Any]) -
         "outcome": None,
         "settings": dict(settings),
     }
-    # Publish the folder with its run.json: a folder without one would never be read again.
+    # Publish the folder together with its run.json, because a folder without run.json would never be read again.
     with scratch_folder(final) as made:
         write_json(made / _RUN, about)
         publish_folder(made, final)
@@ -368,7 +371,7 @@ def _locked(run: Run) -> Iterator[None]:
         while True:
             stream = held.enter_context(path.open("a+", encoding="utf-8"))
             try:
-                # The kernel releases the lock when its owner dies for any reason.
+                # The kernel releases the lock when the process that holds it ends, for any reason.
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 break
             except BlockingIOError:
@@ -376,15 +379,18 @@ def _locked(run: Run) -> Iterator[None]:
                 owner, _, start = stream.read().strip().partition("\n")
             if own is None or not own.replaces(parse_incarnation(start)):
                 raise BusyError(
-                    f"one process at a time works on run {run.id}",
-                    got=Plain(f"it is held by {owner or 'another process'}"),
-                    fix="Wait until it exits, or stop it.",
+                    f"only one process at a time may work on run {run.id}",
+                    got=Plain(f"{owner or 'another process'} works on it"),
+                    fix="Wait until that process exits, or stop it.",
                 )
-            # An earlier start of this job, which may be suspended or cut off, keeps the lock of a
-            # file without a name; it cannot publish any more.
+            # The lock belongs to an earlier start of this job, which may be suspended or cut off from the network.
+            # Delete the lock file and create another: the earlier start keeps a lock on the deleted file, and can no
+            # longer publish.
             own.require_newest()
             path.unlink(missing_ok=True)
-            for left in run.root.glob(".*.partial"):  # it may have files of it open
+            for left in run.root.glob(
+                ".*.partial"
+            ):  # partial files that the earlier start may still have open
                 remove(left)
         stream.truncate(0)
         stream.write(f"{owner_line()}\n")
@@ -396,11 +402,11 @@ def _locked(run: Run) -> Iterator[None]:
 
 
 _SHOWN_CHANGES = 3
-"""Maximum number of changed inputs that the line names."""
+"""Maximum number of changed inputs that the line about an unfinished training names."""
 
 
 def unfinished_training(run: Run, identity: Identity, folder: Path) -> str | None:
-    """Return a line about the newest earlier run that trained, if it did not finish training.
+    """Return a line about the newest earlier run that began to train, if it did not finish training.
 
     Args:
         run: The new run.
@@ -408,7 +414,7 @@ def unfinished_training(run: Run, identity: Identity, folder: Path) -> str | Non
         folder: The experiment folder.
 
     Returns:
-        None without such a run.
+        The line; None if there is no such run.
     """
     for earlier in runs_newest_first(run.root.parent):
         if earlier.id == run.id:
@@ -422,7 +428,7 @@ def unfinished_training(run: Run, identity: Identity, folder: Path) -> str | Non
 
 def _checkpointed_step(run: Run) -> int | None:
     for path in reversed(places(run.root / _TRAINED / CHECKPOINTS)):
-        with suppress(DataError):  # damaged: the one before it counts
+        with suppress(DataError):  # damaged: look at the run before
             return read_manifest(path).step
     return None
 

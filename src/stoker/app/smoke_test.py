@@ -1,4 +1,4 @@
-"""The last step of a run: a real server is called over REST and gRPC with rows of the eval split."""
+"""The last step of `stoker run`: starts a real server, and calls it over REST and gRPC with rows of the eval split."""
 
 from __future__ import annotations
 
@@ -30,14 +30,14 @@ from stoker.data.dataset import BATCH_ROWS
 from stoker.evaluate.evaluation import read_evaluation
 from stoker.registry.repository import version_folders
 
-ASKED_ROWS = 5
+SENT_ROWS = 5
 """Number of rows of the eval split that are sent to the server."""
 
 START_TIMEOUT_S = 120.0
-"""Longest wait for the first version, seconds: TensorFlow's import and a large model."""
+"""Maximum time until the server is ready, seconds; it imports TensorFlow and may load a large model."""
 
 STOP_TIMEOUT_S = 30.0
-"""Longest wait for the server to drain, seconds."""
+"""Maximum time for the server to finish its requests and exit, seconds."""
 
 MAX_DIFFERENCE = 1e-6
 """Maximum difference between the answers over REST and over gRPC."""
@@ -45,7 +45,7 @@ MAX_DIFFERENCE = 1e-6
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answer:
-    """The true label of a row, and the answers about it."""
+    """The true label of a row, and the server's answers for it."""
 
     truth: str
     rest: str
@@ -69,7 +69,7 @@ class SmokeTest:
 
 
 def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
-    """Serve the model that a run pushed, call it over both protocols, compare the answers, and stop it.
+    """Serve the model that a run pushed, call it over both protocols, compare the answers, and stop the server.
 
     Raises:
         CheckFailed: the server did not start, returned an error, answered differently over the two
@@ -82,7 +82,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
     columns = transform.serving_columns
     some = next(split_rows(dataset, "eval", transform.columns, batch_rows=BATCH_ROWS))
     count = len(next(iter(some.values())))
-    sample = np.linspace(0, count - 1, min(ASKED_ROWS, count)).astype(int)
+    sample = np.linspace(0, count - 1, min(SENT_ROWS, count)).astype(int)
     rows = {name: values[sample] for name, values in some.items()}
     inputs = {column.name: rows[column.name] for column in columns}
     instances = json_instances(inputs, binary=[c.name for c in columns if c.dtype == "image"])
@@ -106,7 +106,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
         for output, label in transform.labels.items()
     }
     is_logit = by_output(chain.results["export"]["from_logits"])
-    # A single logit is not the probability of the second class.
+    # A single logit is shown as a number, because it is not the probability of the second class.
     answered_as = {
         output: None if is_logit.get(output) and names and len(names) == 2 else names
         for output, names in classes.items()
@@ -138,7 +138,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
 
 @contextlib.contextmanager
 def only_version(base: Path, version: int) -> Iterator[Path]:
-    """A folder with one version of a model, without the state of a rollout that would decide about traffic."""
+    """Yield a temporary repository with one version of a model and without a rollout state, which would route the traffic."""
     with tempfile.TemporaryDirectory() as scratch:
         (Path(scratch) / str(version)).symlink_to(
             version_folders(base)[version].resolve(), target_is_directory=True
@@ -148,13 +148,13 @@ def only_version(base: Path, version: int) -> Iterator[Path]:
 
 @contextlib.contextmanager
 def running_server(base: Path, model: str) -> Iterator[tuple[int, int]]:
-    """Run `stoker serve` in a process of its own until the block ends; yield the REST and gRPC ports."""
+    """Run `stoker serve` in a child process until the block ends; yield its REST and gRPC ports."""
     with tempfile.TemporaryDirectory() as scratch:
         ready, log = Path(scratch) / "ready.json", Path(scratch) / "log"
         command = [sys.executable, "-m", "stoker", "serve"]
         command += ["--model_name", model, "--model_base_path", str(base)]
         command += ["--rest_api_port", "0", "--port", "0", "--ready-file", str(ready)]
-        # It exits when its standard input is closed, and so however this process ends.
+        # The server exits when its standard input is closed, which happens however this process ends.
         server = Child(
             "the server",
             [*command, "--stop-with-stdin"],
@@ -203,7 +203,7 @@ def _by_row(
     classes: Mapping[str, Classes],
     shown: Callable[[NDArray[Any], Classes], list[str]],
 ) -> list[str]:
-    """Return a text per row; with the names of the outputs if there are several."""
+    """Return one string per row, with the names of the outputs if there are several."""
     columns = [
         [f"{output} {text}" if output else text for text in shown(values[output], of_classes)]
         for output, of_classes in classes.items()
@@ -217,14 +217,15 @@ def _label_texts(labels: NDArray[Any], classes: Classes) -> list[str]:
         return _values(flat)
     if classes:
         return [classes[int(row[0])] for row in flat]
-    # The class of a one-hot label.
+    # A one-hot label: find its class.
     return [f"{float(row[0] if len(row) == 1 else row.argmax()):g}" for row in flat]
 
 
 def _answer_texts(answers: NDArray[Any], classes: Classes) -> list[str]:
     flat = answers.reshape(len(answers), -1)
     if flat.shape[1] == 1 and classes and len(classes) == 2 and np.all((flat >= 0) & (flat <= 1)):
-        # The probability of the second class, shown like that of one of several classes.
+        # A single output is the probability of the second class: add the first class's, to show both like several
+        # classes.
         flat = np.concatenate([1 - flat, flat], axis=1)
     if flat.shape[1] == 1:
         return [f"{row[0]:.4g}" for row in flat]

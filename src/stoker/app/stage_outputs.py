@@ -23,10 +23,10 @@ if TYPE_CHECKING:
 def open_dataset(
     experiment: Experiment, ingested: Path, *, analysis: Mapping[str, Any]
 ) -> AnyDataset:
-    """Open the dataset as later stages read it.
+    """Open the dataset that the stages after `analyze` read.
 
     Args:
-        experiment: Determines the kind of the dataset.
+        experiment: Tells whether the dataset is in files or user-defined.
         ingested: Output of the stage `ingest`.
         analysis: Result of the stage `analyze`, with the size of a user-defined dataset.
 
@@ -43,7 +43,7 @@ def open_dataset(
 
 
 def own_counts(config: OwnDatasetConfig, *, analysis: Mapping[str, Any]) -> dict[str, Count]:
-    """Return the size of one pass over each split.
+    """Return the numbers of batches and rows of one pass over each split.
 
     Args:
         config: The section `data`, with the batch size.
@@ -57,7 +57,7 @@ def own_counts(config: OwnDatasetConfig, *, analysis: Mapping[str, Any]) -> dict
 
 
 def call_own_dataset(experiment: Experiment, config: OwnDatasetConfig) -> OwnDataset:
-    """Call the user's function and return its dataset, checked but not counted.
+    """Call the user's function and return its dataset, which is checked; its batches are not counted.
 
     Raises:
         ConfigError: the user's function is invalid.
@@ -75,7 +75,7 @@ def open_transform(experiment: Experiment, transformed: Path) -> AnyTransform:
     """Open the output of the stage `transform`, which turns raw rows into features.
 
     Raises:
-        DataError: it is damaged.
+            DataError: the output is damaged.
     """
     if experiment.own_dataset is None:
         from stoker.data.features.preprocessing.transform import load_transform

@@ -1,4 +1,4 @@
-"""The stages of the chain: the inputs of each, and its work.
+"""The stages of the chain for data in files: the inputs and the work of each stage.
 
 A stage reads the outputs of earlier stages and writes its own folder; nothing else passes between them.
 TensorFlow is imported only inside the stages that need it.
@@ -59,7 +59,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 VETTED_ROWS = 64
-"""Rows of the eval split on which the exported model is called before it may be pushed."""
+"""Number of rows of the eval split on which the exported model is called, as a check before it can be pushed."""
 
 
 def _ingest_inputs(context: Context) -> dict[str, Any]:
@@ -107,7 +107,7 @@ def _ingest(context: Context, folder: Path) -> Done:
 
 
 def _require_columns(experiment: Experiment, columns: Sequence[Column]) -> None:
-    """Reject settings that name missing columns, before all data is read."""
+    """Reject settings that name missing columns; called before the rest of the data is read."""
     names = [column.name for column in columns]
     for label in experiment.labels.values():
         if experiment.preprocessing is None and label not in names:
@@ -193,7 +193,7 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
 
 
 def _weight_inputs(experiment: Experiment) -> dict[str, str]:
-    """Return nothing without weights, so that records of earlier versions stay valid."""
+    """Return the weights' setting as an input; empty without weights, so that records of earlier versions stay valid."""
     name = experiment.train.sample_weight
     return {} if name is None else {"sample_weight": name}
 
@@ -306,7 +306,7 @@ def _export(context: Context, folder: Path) -> Done:
     labels = transform.labels
     facts: ExportResult = {
         "from_logits": alone({output: built.from_logits(output) for output in labels}),
-        # A float label with a regression loss is a number, even if all values of a split are 0 or 1.
+        # A float label with a regression loss is not a class, even if all values of a split are 0 or 1.
         "is_regression": alone(
             {
                 output: built.is_regression(output) and label.dtype.startswith("float")
@@ -327,7 +327,7 @@ def _export(context: Context, folder: Path) -> Done:
 
 
 def _write_training_statistics(context: Context, folder: Path, served: set[str]) -> None:
-    """Add the statistics of the model's columns to it, for a server's skew metrics."""
+    """Add the statistics of the model's input columns to the exported model, for a server's skew metrics."""
     from stoker.data.features.analysis.statistics import TRAIN, load_statistics
     from stoker.registry.training_statistics import write_training_statistics
 
@@ -337,7 +337,7 @@ def _write_training_statistics(context: Context, folder: Path, served: set[str])
 
 
 def _multi_hot(context: Context) -> dict[str, bool]:
-    """Return for each output whether a row of any split has no class or several."""
+    """Return output -> whether a row of any split has no class or several classes."""
     found: dict[str, bool] = {}
     for by_output in context.labels().values():
         for output, summary in by_output.items():
@@ -422,7 +422,7 @@ def _row_rate_progress(context: Context) -> Callable[[int, int | None], None]:
     def report(done: int, total: int | None) -> None:
         nonlocal began_s, began_at
         if done < began_at or not began_at:
-            # The first pass is over, or a killed ingest continues: rows that were done before have no rate.
+            # A new pass, or the first report: rows that an earlier process finished do not count in the rate.
             began_s, began_at = time.monotonic(), done
         passed_s = time.monotonic() - began_s
         rate = f", {(done - began_at) / passed_s:,.0f}/s" if done > began_at and passed_s else ""
@@ -439,7 +439,7 @@ def _row_progress(context: Context) -> Callable[[int, int, str], None]:
 
 
 model_stage = functools.partial(Stage, tensorflow=True, runs_user_code=True)
-"""A stage that calls the user's functions with TensorFlow."""
+"""Creates a stage that calls the user's functions and needs TensorFlow."""
 
 STAGES = (
     Stage(name="ingest", folder="data", inputs=_ingest_inputs, work=_ingest, resumable=True),

@@ -1,4 +1,4 @@
-"""Creates a job from an experiment: its description and its code."""
+"""Creates a job, or the jobs of a sweep, from an experiment: description and code."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.train.elastic import require_size
 
 _LABEL_PART = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL = re.compile(f"{_LABEL_PART}={_LABEL_PART}")
-"""A label without a prefix, as Kubernetes has it, which is stricter than Slurm's comment."""
+"""Syntax of a label: that of Kubernetes without a prefix, because Slurm's comment allows more."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,7 +29,7 @@ class JobRequest:
     """The experiment's folder."""
 
     verb: str = "train"
-    """The command of `stoker` that each task runs."""
+    """Stoker's command that each task runs."""
 
     overrides: Sequence[str] = ()
     """`dotted.key=value`."""
@@ -39,26 +39,26 @@ class JobRequest:
     """Names of environment variables."""
 
     labels: Sequence[str] = ()
-    """`KEY=VALUE`, for the scheduler and those who look at its jobs."""
+    """`KEY=VALUE` strings, which the scheduler shows."""
 
     after: Sequence[str] = ()
-    """Jobs that must be done before, by ID or the beginning of it."""
+    """Jobs that must succeed before this one starts: IDs or their beginnings."""
 
     limit_bytes: int = LIMIT_BYTES
-    """Largest size of the code, bytes."""
+    """Maximum size of the code, bytes."""
 
     def __post_init__(self) -> None:
         for secret in self.secrets:
             if not VARIABLE.fullmatch(secret):
                 raise ConfigError(
-                    "--secret takes the name of an environment variable",
-                    got=secret.partition("=")[0],  # the rest may be its value
-                    fix="The target has its value: see `secrets` of the target, or export it before `stoker submit`.",
+                    "--secret must be the name of an environment variable",
+                    got=secret.partition("=")[0],  # the rest may be the secret value
+                    fix="Give only the name. Set the value in `secrets` of the target, or export it before `stoker submit`.",
                 )
 
 
 def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
-    """Return the experiment, its job and its code; writes nothing.
+    """Return the experiment, its job and its code, without writing anything.
 
     Raises:
         ConfigError: the experiment is invalid, or its code is too large.
@@ -83,11 +83,11 @@ def prepare_job(request: JobRequest) -> tuple[Experiment, Job, Archive]:
 def prepare_sweep(
     request: JobRequest, sweeps: Sequence[str]
 ) -> tuple[Experiment, Sweep, list[Job], Archive]:
-    """Return the experiment, a sweep over it, the job of each combination, and their code; writes nothing.
+    """Return the experiment, the sweep, the job of each combination, and their code, without writing anything.
 
     Args:
-        request: The common part of all combinations.
-        sweeps: Each `dotted.key=value,value`.
+        request: The part of the request that all combinations share.
+        sweeps: Strings of the form `dotted.key=value,value`.
 
     Raises:
         ConfigError: the experiment is invalid with the values of a combination, or its code is too large.
@@ -107,10 +107,10 @@ def _command(request: JobRequest, overrides: Sequence[str]) -> tuple[str, ...]:
 
 
 def _labels(texts: Sequence[str]) -> dict[str, str]:
-    """Return the labels of a job, in the order of their keys; of a key given twice the last one counts.
+    """Return the labels of a job, sorted by key; if a key is given twice, the last value is used.
 
     Raises:
-        ConfigError: a text is not a label that every scheduler takes.
+        ConfigError: a string is not a label that every scheduler accepts.
     """
     found = {}
     for text in texts:
@@ -126,10 +126,10 @@ def _labels(texts: Sequence[str]) -> dict[str, str]:
 
 
 def _resources(experiment: Experiment, request: JobRequest) -> Resources:
-    """Return the resources of the job, with the fewest workers of an elastic training.
+    """Return the resources of the job, with the minimum number of workers of an elastic training.
 
     Raises:
-        ConfigError: an elastic training cannot have so many workers.
+        ConfigError: an elastic training cannot have this number of workers.
     """
     needs, elastic = request.resources, experiment.train.elastic
     if elastic is None or request.verb not in ("run", "train"):
@@ -138,13 +138,13 @@ def _resources(experiment: Experiment, request: JobRequest) -> Resources:
     what = "workers" if each == 1 else "replicas over all workers"
     require_size(elastic, needs.workers * each, what=what)
     sizes = allowed_sizes(fewest=elastic.min, most=needs.workers)
-    # Workers with several replicas keep their number.
+    # If each worker has several replicas, the number of workers is fixed.
     fewer = each == 1 and sizes[0] < needs.workers
     return replace(needs, min_workers=sizes[0] if fewer else None)
 
 
 def _outside(experiment: Experiment) -> list[Path]:
-    """Return the paths that are not code: runs, models, data and the cache of remote data."""
+    """Return the paths that are left out of a job's code: runs, models, data and the cache of remote data."""
     found = [experiment.folder / experiment.runs, experiment.models_root]
     if experiment.own_dataset is None:
         files = experiment.files

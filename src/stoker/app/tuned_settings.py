@@ -1,4 +1,4 @@
-"""Reads an experiment and applies its lock file, where it is still valid."""
+"""Reads an experiment, and applies the settings of its lock file that are still valid."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _LOG = logging.getLogger("stoker")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LoadedExperiment:
-    """One reading of `stoker.yaml` and of the lock file."""
+    """An experiment as read from `stoker.yaml` and the lock file."""
 
     written: Experiment
     """The settings of `stoker.yaml` and of `--set`."""
 
     used: Experiment
-    """The same with the settings of the lock file that are still valid."""
+    """`written` with the settings of the lock file that are still valid."""
 
     lock_note: str
     """One line about the lock file for the user; empty without a lock file."""
 
 
 def load_tuned(target: Path, *, overrides: Sequence[str] = ()) -> LoadedExperiment:
-    """Read an experiment, and its lock file if there is one.
+    """Read an experiment, and its lock file if it has one.
 
     Args:
         target: The folder with `stoker.yaml`, or the file itself.
@@ -56,8 +56,8 @@ def load(target: Path, *, overrides: Sequence[str] = ()) -> Experiment:
 
     Args:
         target: The folder with `stoker.yaml`, or the file itself.
-        overrides: `dotted.key=value`. Paths given here are relative to the current folder, those
-            in the file to the file's.
+        overrides: `dotted.key=value`. A path given here is relative to the current folder; a path in the file
+            is relative to the file's folder.
 
     Raises:
         ConfigError: a setting is invalid.
@@ -87,16 +87,17 @@ def _locked(experiment: Experiment, lock: Lock, *, named: set[str]) -> tuple[Exp
     try:
         return with_settings(experiment, used), note
     except ConfigError as error:
-        # Name the lock file: the user would look in stoker.yaml.
+        # Name the lock file in the error, because the user would look in stoker.yaml.
         raise ConfigError(f"{FILE} cannot be used: {error}") from None
 
 
 def _used(
     experiment: Experiment, lock: Lock, *, named: set[str], changed: Sequence[str]
 ) -> tuple[dict[str, Any], str]:
-    """Return the settings that are still valid, and a line about all of them."""
+    """Return the lock file's settings that are still valid, and a line about all its settings."""
     values, own = experiment.to_json(), experiment.own_dataset
-    # A setting kept for one dataset may change the training on another: a cache freezes random values.
+    # A setting kept for one dataset may change the training on another dataset: a cache, for example, repeats the
+    # random values of the first pass.
     other_data = own is not None and own.dataset in changed
     used, stale, others_data = {}, [], []
     for name, value in lock.settings.items():
@@ -117,7 +118,7 @@ def _used(
 
 
 def measured_code(experiment: Experiment) -> dict[str, str]:
-    """Return the fingerprint of each user function (`module:function`) that a tuning measures.
+    """Return `module:function` -> fingerprint, for each user function that a tuning measures.
 
     The fingerprint of a dataset covers its options. The fingerprint of a missing module is empty.
     """

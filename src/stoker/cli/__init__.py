@@ -1,1 +1,1 @@
-"""The command line: code that all verbs share; `commands` has one file per verb."""
+"""The command line: code that all commands share; the folder `commands` has one file per command."""

@@ -1,4 +1,4 @@
-"""`stoker`: the commands, and the place where an error becomes a line and an exit code."""
+"""`stoker`: lists the commands, and turns an error into a message and an exit code."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ from stoker.core.threads import end_process
 
 app = typer.Typer(
     name="stoker",
-    help="From data to a served model, with nothing idle.",
+    help="From data to a served model, without idle hardware.",
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -70,7 +70,7 @@ _EXAMPLES = {
     "logs": "stoker logs -f JOB",
     "stop": "stoker stop JOB",
 }
-"""Verb -> the example at the end of its help."""
+"""Command -> the example at the end of its help."""
 
 
 def _example(verb: str) -> str:
@@ -121,7 +121,7 @@ def _options(
         False, "--log-json", help="Write messages as JSON lines: time, level, run, worker, message."
     ),
 ) -> None:
-    """Accept the options before a command; `main` reads --debug and --log-json first."""
+    """Declare the options before a command; `main` has read --debug and --log-json already."""
 
 
 def main() -> None:

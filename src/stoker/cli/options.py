@@ -24,11 +24,11 @@ Gpus = Annotated[
     typer.Option(
         "--gpus",
         metavar="LIST",
-        help="GPUs to use: indices as nvidia-smi shows them or UUIDs, e.g. 0,2 or GPU-8932f937 or "
-        "MIG-...; none: the CPU. Default: all that CUDA_VISIBLE_DEVICES allows.",
+        help="GPUs to use: indices as in nvidia-smi, or UUIDs, e.g. 0,2 or GPU-8932f937 or MIG-...; "
+        "none: use the CPU. Default: all that CUDA_VISIBLE_DEVICES allows.",
     ),
 ]
-"""`use_gpus` applies it before TensorFlow is imported; child processes inherit it."""
+"""`use_gpus` applies the option before TensorFlow is imported; child processes inherit it."""
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON on stdout.")]
 """For programs; messages for the user go to stderr."""
@@ -37,21 +37,21 @@ ResumeRun = Annotated[
     str | None,
     typer.Option("--resume", metavar="RUN", help="Continue this run, e.g. 20261121T184133Z-4f1a."),
 ]
-"""Default: continue the newest unfinished run with equal inputs."""
+"""Default: the newest unfinished run with equal inputs."""
 
 AcceptChange = Annotated[
     bool,
     typer.Option(
         "--accept-change",
-        help="Continue although settings, code, data or versions have changed; the run records it.",
+        help="Continue although settings, code, data or versions have changed; the run records the change.",
     ),
 ]
-"""Without it, a run continues only with the inputs that it started with."""
+"""Without it, a run continues only if its inputs have not changed."""
 
 Again = Annotated[
     bool, typer.Option("--again", help="Run this stage again even if nothing has changed.")
 ]
-"""Ignores earlier output of the last stage."""
+"""Only the last stage runs again; earlier stages are still skipped if nothing has changed."""
 
 
 def use_gpus(listed: str | None) -> None:

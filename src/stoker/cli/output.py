@@ -40,7 +40,7 @@ def require_writable_file(path: Path, *, flag: str) -> None:
 
 
 def _require_writable(path: Path, *, flag: str) -> None:
-    """Create and delete a temporary folder next to the path: permission bits do not apply to root."""
+    """Create and delete a temporary folder next to the path. Permission bits are not checked: root ignores them."""
     with full_disk_is_named(path):
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
@@ -60,7 +60,7 @@ def _require_writable(path: Path, *, flag: str) -> None:
 
 _USER_ERRORS = (
     *(errno.EACCES, errno.EPERM, errno.EROFS),  # not writable
-    *(errno.EEXIST, errno.ENOTDIR, errno.ELOOP),  # a file or a cycle of links in the path
+    *(errno.EEXIST, errno.ENOTDIR, errno.ELOOP),  # a part of the path is a file or a cycle of links
     errno.ENOENT,  # e.g. below /proc, where nothing can be created
     *(errno.ENAMETOOLONG, errno.EINVAL, errno.EILSEQ),  # invalid name on this file system
 )
@@ -111,12 +111,12 @@ class TolerantStream:
 
 
 def tolerant(stream: TextIO | None) -> IO[str]:
-    """Wrap a stream so that its failures are ignored; None is a stream that was closed at start."""
+    """Wrap a stream so that failed writes are ignored; None: the stream was closed before Python started."""
     return cast(IO[str], TolerantStream(stream or Path(os.devnull).open("w")))
 
 
 def print_result(text: str) -> None:
-    """Print a command's result on stdout; ignore a failure to print."""
+    """Print a command's result on stdout; ignore a closed pipe or a full disk."""
     stdout = tolerant(sys.stdout)
     stdout.write(text + "\n")
     stdout.flush()

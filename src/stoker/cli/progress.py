@@ -1,4 +1,4 @@
-"""Progress of the chain on the console: a line per stage, and the progress of the current one."""
+"""Progress of the chain on the console: one line per finished stage, and a bar for the current stage."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from stoker.telemetry.run_time import seconds_of_run
 from stoker.telemetry.wall_time import TimeLeft, goodput, largest_other, shown_time
 
 PLAIN_EVERY_S = 10.0
-"""Interval of progress lines if the output is not a terminal, seconds."""
+"""Interval between progress lines if the output is not a terminal, seconds."""
 
 PLAIN_EVERY_SHARE = 0.1
-"""Share of the stage after which a line is printed earlier."""
+"""A line is printed before the interval ends if this share of the stage was done since the last line."""
 
 MIN_PLAIN_S = 1.0
-"""Minimum interval of progress lines, seconds."""
+"""Minimum interval between progress lines, seconds."""
 
 
 class _Warnings(logging.Handler):
-    """Prints log records as lines of the console, without the name of the module."""
+    """Prints log records as lines on the console, without the module's name."""
 
     def __init__(self, log: Callable[[str], None]) -> None:
         super().__init__(logging.WARNING)
@@ -42,7 +42,7 @@ class _Warnings(logging.Handler):
 
 
 class ConsoleListener:
-    """Writes to stderr, so that stdout holds results only."""
+    """Shows the progress of stages on stderr, so that stdout holds results only."""
 
     def __init__(self, note: str = "") -> None:
         """Create the console; `note` is printed first, unless it is empty."""
@@ -108,7 +108,7 @@ class ConsoleListener:
         return passed_s > PLAIN_EVERY_S or (further and passed_s > MIN_PLAIN_S)
 
     def stage_ended(self, outcome: StageOutcome) -> None:
-        """Replace the bar by a line."""
+        """Replace the bar with a line."""
         if self._task is not None:
             self._bar.remove_task(self._task)
             self._bar.stop()
@@ -121,7 +121,7 @@ class ConsoleListener:
 
 
 def _notes(outcome: StageOutcome) -> list[str]:
-    """Return what the user should know at once: goodput, omitted rows, the store of images."""
+    """Return notes to print below a stage: goodput, omitted rows, the store of decoded images."""
     results = results_by_stage([outcome])
     if "train" in results and not outcome.skipped:
         line = goodput_line(results["train"])
@@ -136,7 +136,7 @@ def _notes(outcome: StageOutcome) -> list[str]:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things: `1 row`, `2,000 rows`."""
+    """Return a number with its noun: `1 row`, `2,000 rows`."""
     return f"{count:,} {what}{'s' * (count != 1)}"
 
 
@@ -144,7 +144,7 @@ MINUTE_S = 60.0
 
 
 def goodput_line(train: Mapping[str, Any]) -> str | None:
-    """The share spent in steps, and the largest other part with advice on reducing it.
+    """Return the share of time spent in steps, and the largest other part with advice on reducing it.
 
     Args:
         train: The facts of the stage `train`.

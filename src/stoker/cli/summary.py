@@ -35,12 +35,12 @@ def print_summary(
     *,
     overrides: Sequence[str] = (),
 ) -> None:
-    """Print stages, utilization, metrics, gates, answers, and commands to try next.
+    """Print stages, utilization, metrics, gates, the server's answers, and commands to try next.
 
     Args:
         console: Prints the tables.
         experiment: The experiment.
-        target: The experiment as the user named it, for the commands.
+        target: Path of the experiment as the user typed it, for the commands.
         result: Result of the chain.
         tested: Result of the smoke test.
         overrides: `--set` options of the user, for the commands.
@@ -76,13 +76,13 @@ def _stages(experiment: Experiment, result: ChainResult, tested: SmokeTest) -> T
 
 
 _REPORTS = {"analyze": "report.html", "evaluate": "report.html"}
-"""Stage -> file of its output for the user."""
+"""Stage -> file of its output that the user may want to open."""
 
 
 def _place(outcome: StageOutcome, run: Path) -> str:
     place = outcome.output / _REPORTS.get(outcome.stage, "")
     relative = os.path.relpath(place, run)
-    # Inside the folder of the runs, relative to the run, which the title names.
+    # A path inside the folder of runs is shown relative to the run, which the title names.
     return relative if relative.count("..") <= 1 else _shown(place)
 
 
@@ -109,12 +109,12 @@ def _facts(experiment: Experiment, result: ChainResult, tested: SmokeTest) -> Ta
 
 
 def _settings(resolved: Mapping[str, Any]) -> str:
-    """Return the value of each `auto` with its reason: `strategy one_device (no GPU)`."""
+    """Return the value chosen for each setting `auto`, with the reason: `strategy one_device (no GPU)`."""
     return ", ".join(f"{name} {resolved[name]} ({why})" for name, why in resolved["why"].items())
 
 
 def _wrote(stage: str, results: StageResults) -> str:
-    """Return what a stage wrote, in a few words."""
+    """Describe in a few words what a stage wrote."""
     match stage:
         case "ingest":
             return _ingested(results["ingest"])
@@ -152,7 +152,7 @@ def _ingested(ingest: IngestResult) -> str:
     rows = ", ".join(f"{count:,} {split}" for split, count in ingest["rows"].items())
     bad = f", {counted(ingest['bad_rows'], 'bad row')} left out" if ingest["bad_rows"] else ""
     dropped = ingest.get("copies_dropped")
-    copies = f", {counted(dropped, 'copied row')} left out" if dropped else ""
+    copies = f", {counted(dropped, 'duplicate row')} left out" if dropped else ""
     return f"{rows} rows{bad}{copies}"
 
 
@@ -171,7 +171,7 @@ def _mfu(train: TrainingResult) -> str:
 
 
 def _device_time(found: Mapping[str, Any], finding: Mapping[str, Any] | None) -> str:
-    """Return the kernel classes, the largest first, and the finding about them."""
+    """Return the shares of the kernel classes, the largest first, and the finding about them."""
     shares = sorted(found["shares"].items(), key=lambda each: -each[1])
     parts = [f"{LABELS[name]} {share:.0%}" for name, share in shares if share >= MIN_SHOWN]
     of_cpu = " (operations of the CPU)" if found["of_cpu"] else ""
@@ -212,11 +212,11 @@ def _answers(tested: SmokeTest) -> Table:
     return table
 
 
-_LONGEST_BODY = 300
-"""Longest request in a suggested command, characters: an image is not shown."""
+_MAX_BODY = 300
+"""Maximum length of a request in a suggested command, characters; an image is longer and is not shown."""
 
 _LONGER = "train.epochs"
-"""Setting that the last suggested command changes, so it is not repeated in it."""
+"""Setting that the last suggested command changes; the user's own value of it is left out there."""
 
 
 def _next_commands(
@@ -233,7 +233,7 @@ def _next_commands(
         for name, value in tested.rest_row.items()
     }
     body = json.dumps({"instances": [row]}, ensure_ascii=False)
-    if len(body) <= _LONGEST_BODY:
+    if len(body) <= _MAX_BODY:
         model = f"-d {shlex.quote(body)} {model}:predict"
     kept = [given for given in overrides if not given.startswith(f"{_LONGER}=")]
     where = shlex.join([str(target), *(p for given in kept for p in ("--set", given))])
@@ -306,17 +306,17 @@ def _placement(steps: Steps) -> Table:
 
 def _memory(steps: Steps) -> Table:
     footprint = steps.footprint
-    size, details = Column("bytes", justify="right"), Column("of it", overflow="fold")
+    size, details = Column("bytes", justify="right"), Column("details", overflow="fold")
     table = _titled("memory of a replica", "what", size, details)
     fixed = footprint.parameters - footprint.trainable
-    numbers = f"{footprint.trainable:,} trainable parameters, {fixed:,} others"
+    numbers = f"{footprint.trainable:,} trainable parameters, {fixed:,} not trainable"
     table.add_row("weights", shown_bytes(footprint.weights_bytes), numbers)
     table.add_row("gradients", shown_bytes(footprint.gradients_bytes), "")
     table.add_row("optimizer", shown_bytes(footprint.optimizer_bytes), "")
     largest = ", ".join(f"{name} {shown_bytes(size)}" for name, size in footprint.largest[:3])
     estimate = shown_bytes(footprint.activations_bytes)
     table.add_row("activations (estimate)", estimate, escape(largest))
-    table.add_row("together", shown_bytes(footprint.total_bytes), "")
+    table.add_row("total", shown_bytes(footprint.total_bytes), "")
     for device, peak in steps.peak_bytes.items():
         table.add_row(f"{device}: TensorFlow's peak", shown_bytes(peak), "")
     return table

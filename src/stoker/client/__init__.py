@@ -1,11 +1,11 @@
-"""A small client of model servers that speak TensorFlow Serving's REST and gRPC.
+"""A small client of model servers with TensorFlow Serving's REST and gRPC interfaces.
 
 from stoker.client import RestClient
 
 with RestClient("http://127.0.0.1:8501") as client:
     answers = client.predict("taxi", [{"fare": 12.5, "company": "Flash Cab"}])
 
-Loads neither TensorFlow nor Keras.
+Imports neither TensorFlow nor Keras.
 """
 
 from stoker.client.connection import Connection, Tls

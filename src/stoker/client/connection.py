@@ -1,4 +1,4 @@
-"""The address of a server, and the settings of a connection."""
+"""The address of a server, and the settings of a connection to it."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ REST_URL = "http://127.0.0.1:8501"
 """Default REST address of `stoker serve` and TensorFlow Serving."""
 
 GRPC_URL = "127.0.0.1:8500"
-"""Their default gRPC address."""
+"""Default gRPC address of `stoker serve` and TensorFlow Serving."""
 
 TOKEN_VARIABLE = "STOKER_TOKEN"  # noqa: S105 - the variable's name
-"""Environment variable with the token: every process of the machine can read a command line."""
+"""Environment variable with the token. The token has no command-line option, because every process of the machine can
+read command lines."""
 
 TIMEOUT_S = 30.0
-"""Longest wait for one answer, seconds."""
+"""Default maximum time to wait for an answer, seconds."""
 
 MAX_TIMEOUT_S = 7 * 86_400.0
-"""Largest accepted time-out, seconds; operating systems cannot represent far larger ones."""
+"""Largest accepted time-out, seconds; operating systems cannot represent much larger values."""
 
 _PORTS = {"http": 80, "https": 443, "grpc": 8500, "grpcs": 8500}
 _SECURE = ("https", "grpcs")
@@ -29,16 +30,17 @@ _SECURE = ("https", "grpcs")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tls:
-    """PEM files of an encrypted connection."""
+    """PEM files for an encrypted connection."""
 
     ca: Path | None = None
-    """The authority of the server's certificate; None for the system's list."""
+    """Certificate of the authority (CA) that signed the server's certificate; None: the system's list of
+    authorities."""
 
     cert: Path | None = None
     """The client's certificate, for servers that require one."""
 
     key: Path | None = None
-    """Its key."""
+    """Private key of `cert`."""
 
     def __post_init__(self) -> None:
         if (self.cert is None) != (self.key is None):
@@ -56,13 +58,13 @@ class Connection:
     """Settings of a client's connection."""
 
     timeout_s: float = TIMEOUT_S
-    """Longest wait for one answer, seconds."""
+    """Maximum time to wait for an answer, seconds."""
 
     token: str = ""
     """Sent as `Authorization: Bearer ...`; "" for none."""
 
     tls: Tls = Tls()
-    """For `https://` and `grpcs://`."""
+    """Files for `https://` and `grpcs://`."""
 
     def __post_init__(self) -> None:
         if not 0 < self.timeout_s <= MAX_TIMEOUT_S:
@@ -71,12 +73,12 @@ class Connection:
                 got=self.timeout_s,
             )
         if not self.token.isprintable() or not self.token.isascii():
-            # Other characters would end the header or are not allowed in it. The token is not shown.
+            # Other characters would end the header or are not allowed in it. The message does not show the token.
             raise ConfigError("a token must be one line of printable ASCII")
 
     @property
     def headers(self) -> dict[str, str]:
-        """Headers of every call."""
+        """HTTP headers to send with every call."""
         return {"Authorization": f"Bearer {self.token}"} if self.token else {}
 
 
@@ -101,7 +103,7 @@ def parse_address(url: str, *, scheme: str) -> Address:
 
     Args:
         url: `http://host:port`, or `host:port` alone.
-        scheme: The scheme of a URL without one.
+        scheme: The scheme to use if the URL has none.
 
     Raises:
         ConfigError: the text is not the URL of a server.
@@ -121,7 +123,7 @@ def _parsed(url: str) -> Address | None:
     try:
         parsed = urllib.parse.urlsplit(url)
         host, port = parsed.hostname or "", parsed.port
-        # Like the resolver, which refuses names with an empty or a very long part.
+        # Refuse host names with an empty or very long part, as the resolver does.
         host.encode("idna")
     except ValueError:
         return None

@@ -1,4 +1,4 @@
-"""TensorFlow Serving's gRPC interface, without TensorFlow."""
+"""A client of TensorFlow Serving's gRPC interface that does not need TensorFlow."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _NO_LIMIT = -1
-"""gRPC's default limit of 4 MiB per message is below that of TensorFlow Serving."""
+"""Channel options without a limit on message size: gRPC's default of 4 MiB is below TensorFlow Serving's limit."""
 
 _SIGNATURES = "signature_def"
-"""The requested part of the metadata."""
+"""Name of the part of the metadata that is requested."""
 
 
 class GrpcClient(ModelClient):
@@ -37,7 +37,7 @@ class GrpcClient(ModelClient):
     """
 
     def __init__(self, url: str = GRPC_URL, *, connection: Connection | None = None) -> None:
-        """Prepare the channel; nothing is sent yet.
+        """Create the channel; it connects with the first call.
 
         Args:
             url: `host:port`, or `grpcs://host:port` for TLS.
@@ -50,7 +50,7 @@ class GrpcClient(ModelClient):
         self._channel = _channel(self.address, self._settings.tls)
 
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Call the model after requesting its dtypes; rows that do not fit are not sent."""
+        """Request the model's signatures, convert the rows to its dtypes, and call it; rows that do not fit are not sent."""
         known = self.signatures(model)
         rows = to_arrays(padded(request, lambda: known), chosen(known, request.signature))
         return self._predict_arrays(model_at(model), rows, request.signature)
@@ -90,12 +90,12 @@ class GrpcClient(ModelClient):
         """Call a method of the server.
 
         Args:
-            method: Its path.
-            request: A message.
-            answers_with: Name of the response's message.
+            method: Path of the method.
+            request: The request message.
+            answers_with: Name of the response message's type.
 
         Raises:
-            CallError: the server cannot be reached, does not answer in time, or refuses.
+            CallError: the server cannot be reached, does not answer in time, or refuses the call.
         """
         import grpc
 
@@ -105,7 +105,7 @@ class GrpcClient(ModelClient):
             request_serializer=type(request).SerializeToString,
             response_deserializer=reader.FromString,
         )
-        # Names of gRPC metadata are lower case.
+        # gRPC metadata keys must be lower case.
         headers = tuple((name.lower(), value) for name, value in self._settings.headers.items())
         try:
             return ask(request, timeout=self._settings.timeout_s, metadata=headers)
@@ -116,14 +116,16 @@ class GrpcClient(ModelClient):
         rule = f"{self.address} must answer over gRPC"
         if status == "DEADLINE_EXCEEDED":
             got = f"no answer within {self._settings.timeout_s:g} s"
-            return NoAnswerError(rule, got=Plain(got), fix="Give it longer, or send fewer rows.")
+            return NoAnswerError(
+                rule, got=Plain(got), fix="Set a longer time-out, or send fewer rows."
+            )
         if status == "UNAVAILABLE" and "failed to connect" in said:
             return NoAnswerError(rule, got=Plain(_unreached(said)[0]), fix=_unreached(said)[1])
         return RefusedError(rule, status=status, said=said, fix=refused_fix(status))
 
 
 def _unreached(said: str) -> tuple[str, str]:
-    """Return why no connection was made, and what to do, from gRPC's long message."""
+    """Return why the connection failed, and the next action, derived from gRPC's long message."""
     if "http1" in said:
         return "something that speaks HTTP/1", "Is it the REST port? Then leave out --grpc."
     if "handshake" in said.lower():
@@ -147,7 +149,7 @@ def _channel(address: Address, tls: Tls) -> Any:
     options = [
         ("grpc.max_receive_message_length", _NO_LIMIT),
         ("grpc.max_send_message_length", _NO_LIMIT),
-        # A proxy in the environment is for the web, not for a server nearby.
+        # Ignore a proxy that the environment sets: it is for the web, not for model servers.
         ("grpc.enable_http_proxy", 0),
     ]
     if not address.secure:

@@ -1,7 +1,7 @@
-"""TensorFlow Serving's gRPC messages, without TensorFlow.
+"""Definitions of TensorFlow Serving's gRPC messages that do not need TensorFlow.
 
-`tensorflow_serving.apis` imports all of TensorFlow: seconds and hundreds of MB in every client. On the wire,
-only the numbers and types of fields matter, and this module defines those.
+`tensorflow_serving.apis` imports all of TensorFlow, which takes seconds and hundreds of MB in every client. The encoded
+bytes of a message depend only on the numbers and types of its fields, which this module defines.
 
 Source: tensorflow/serving, apis/{model,predict,get_model_metadata,get_model_status,model_management}.proto;
 tensorflow/tensorflow, core/framework/{tensor,tensor_shape}.proto, core/protobuf/meta_graph.proto.
@@ -47,13 +47,13 @@ MESSAGES = {
     "StatusProto": "int32 error_code=1; string error_message=2",
     "ModelVersionStatus": "int64 version=1; int32 state=2; StatusProto status=3",
     "GetModelStatusResponse": "ModelVersionStatus* model_version_status=1",
-    # A serialized ModelServerConfig: on the wire a message is its bytes.
+    # A serialized ModelServerConfig: a field of type bytes is encoded like a message.
     "ReloadConfigRequest": "bytes config=1",
     "ReloadConfigResponse": "StatusProto status=1",
 }
 """Message -> its fields.
 
-A map is written as a repeated message of key and value, and an enumeration as an int32: on the wire they are the same.
+A map is written as a repeated message of key and value, and an enumeration as an int32: their encoding is the same.
 """
 
 

@@ -1,8 +1,8 @@
-"""What the REST and the gRPC client share: their calls, answers, and errors.
+"""Calls, answers and errors that the REST client and the gRPC client share.
 
 CallError            UserError: one line, exit 2
 |- NoAnswerError     no connection, unknown host name, time-out, broken connection
-|- RefusedError      the server refused: its status and its own words
+|- RefusedError      the server refused the call: its status and message
 """
 
 from __future__ import annotations
@@ -36,12 +36,12 @@ class RefusedError(CallError):
     """The server refused the call."""
 
     def __init__(self, rule: str, *, status: str, said: str, fix: str = "") -> None:
-        """Build the one line.
+        """Compose the message.
 
         Args:
             rule: What was expected.
-            status: "404" over REST, "NOT_FOUND" over gRPC.
-            said: The server's own words.
+            status: Status of the answer: "404" over REST, "NOT_FOUND" over gRPC.
+            said: Error message of the server.
             fix: The next action.
         """
         self.status = status
@@ -51,7 +51,7 @@ class RefusedError(CallError):
 
 
 def refused_fix(status: str) -> str:
-    """Return the next action for a status, "" if it depends on the server."""
+    """Return the next action for a status; "" if only the server's message tells it."""
     return _FIXES.get(status, "")
 
 
@@ -72,18 +72,18 @@ _FIXES = {
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Answers:
-    """The answer of one call."""
+    """The answer to a call."""
 
     outputs: Mapping[str, NDArray[Any]]
-    """Output -> [rows, ...]; over REST a single output has no name and is "" here. Where NumPy is not
-    installed, REST gives nested lists."""
+    """Output -> [rows, ...] array. Over REST, a single output has no name, so its key is "". If NumPy is not installed,
+    REST returns nested lists instead of arrays."""
 
     version: int | None = None
-    """The version that answered; unknown over REST."""
+    """The version that answered; None over REST, which does not tell it."""
 
 
 def from_rows(predictions: Sequence[Any]) -> dict[str, NDArray[Any]]:
-    """Return the outputs in the value of `predictions`: a value or an object of outputs per row.
+    """Return the outputs from `predictions`, which has one value, or one object of outputs, per row.
 
     Raises:
         DataError: the rows do not have the same outputs.
@@ -100,14 +100,17 @@ def from_rows(predictions: Sequence[Any]) -> dict[str, NDArray[Any]]:
 
 
 def from_columns(outputs: Any) -> dict[str, NDArray[Any]]:
-    """Return the outputs in the value of `outputs`: a tensor, or an object of tensors."""
+    """Return the outputs from `outputs`, which is one tensor or an object of tensors."""
     if isinstance(outputs, dict) and not _is_bytes(outputs):
         return {name: as_array(values) for name, values in outputs.items()}
     return {ONLY: as_array(outputs)}
 
 
 def as_array(values: Any) -> NDArray[Any]:
-    """Return nested lists as an array; strings are `str` objects, base64 `bytes`, ragged rows objects."""
+    """Return nested lists as an array.
+
+    Strings become `str` objects, base64 becomes `bytes`, and rows of different lengths become an object array.
+    """
     plain = _unpacked(values)
     try:
         import numpy as np
@@ -115,7 +118,7 @@ def as_array(values: Any) -> NDArray[Any]:
         return plain
     try:
         array = np.asarray(plain)
-    except ValueError:  # rows of several lengths
+    except ValueError:  # rows of different lengths
         array = np.empty(len(plain), dtype=object)
         array[:] = plain
         return array
@@ -138,10 +141,10 @@ def _unpacked(value: Any) -> Any:
 
 
 class ModelClient(AbstractContextManager["ModelClient"], ABC):
-    """A client of one server; `with` closes it."""
+    """A client of one server; a `with` block closes it."""
 
     def __init__(self, url: str, *, scheme: str, connection: Connection | None) -> None:
-        """Args: url: the server's; scheme: of a URL without one; connection: time-out, token, TLS.
+        """Args: url: URL of the server; scheme: used if the URL has none; connection: time-out, token, TLS.
 
         Raises:
             ConfigError: the URL is invalid.
@@ -159,9 +162,10 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
         """Return the model's answers for rows.
 
         Args:
-            model: Its name, or a version of it.
-            rows: One value or one object of inputs per row; or [rows, ...] arrays by input. Over gRPC, arrays
-                need the dtypes that the model declares; for rows, the client asks the server for them.
+            model: Name of the model, or a `ModelAt` with a version.
+            rows: One value or one object of inputs per row; or a dict input -> [rows, ...] array. Over gRPC,
+                arrays must have the dtypes that the model declares; rows are converted to these dtypes, which
+                the client requests.
             signature: The signature; "" for the default.
 
         Raises:
@@ -175,7 +179,7 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
 
     @abstractmethod
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Return the model's answers for rows or tensors of JSON.
+        """Return the model's answers to a request with rows or tensors of JSON values.
 
         Raises:
             CallError: the server refused the call, or did not answer.
@@ -198,7 +202,7 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
     def _predict_arrays(
         self, model: ModelAt, inputs: Mapping[str, NDArray[Any]], signature: str
     ) -> Answers:
-        """Return the model's answers for [rows, ...] arrays by input."""
+        """Return the model's answers to a dict input -> [rows, ...] array."""
 
     def __enter__(self) -> Self:
         return self
@@ -208,5 +212,5 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
 
 
 def model_at(model: str | ModelAt) -> ModelAt:
-    """Return a model by its name, with the version that the server chooses."""
+    """Return a `ModelAt`; for a name alone, the server chooses the version."""
     return ModelAt(name=model) if isinstance(model, str) else model

@@ -27,17 +27,17 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _SAID_CHARS = 2000
-"""Most bytes of an error body that are read."""
+"""Maximum length of an error body that the error message shows, characters."""
 
 
 class RestClient(ModelClient):
-    """A client over REST; for one thread at a time.
+    """A client over REST; only one thread may use it at a time.
 
     Source: TensorFlow Serving, RESTful API.
     """
 
     def __init__(self, url: str = REST_URL, *, connection: Connection | None = None) -> None:
-        """Prepare the client; nothing is sent yet.
+        """Create the client; it connects with the first call.
 
         Args:
             url: `http://host:port`, `https://...`, or `host:port`.
@@ -50,7 +50,7 @@ class RestClient(ModelClient):
         self._connection: http.client.HTTPConnection | None = None
 
     def ask(self, model: str | ModelAt, request: Request) -> Answers:
-        """Call `:predict`. The signatures are fetched only if lists differ in length."""
+        """Call `:predict`. The model's signatures are requested only if lists differ in length."""
         request = padded(request, lambda: self.signatures(model))
         body = json.dumps(request.body, default=_plain).encode()
         found = self._json("POST", f"{model_at(model).path}:predict", body)
@@ -58,12 +58,12 @@ class RestClient(ModelClient):
         if not isinstance(found, dict) or key not in found:
             raise DataError(f"the answer must hold {key!r}", got=found)
         if key == "predictions" and not isinstance(found[key], list):
-            raise DataError("'predictions' must be a list, a row each", got=found[key])
+            raise DataError("'predictions' must be a list with one item per row", got=found[key])
         read = from_rows if key == "predictions" else from_columns
         return Answers(outputs=read(found[key]))
 
     def signatures(self, model: str | ModelAt) -> dict[str, SignatureSpec]:
-        """Return the model's signatures, by `/metadata`."""
+        """Return the model's signatures, from `/metadata`."""
         found = self._json("GET", f"{model_at(model).path}/metadata")
         try:
             definitions = found["metadata"]["signature_def"]["signature_def"]
@@ -102,7 +102,7 @@ class RestClient(ModelClient):
             raise DataError(
                 f"{self.address} must answer with JSON",
                 got=content[:80],
-                fix="Is it a model server that listens there?",
+                fix="Check that a model server listens at this address.",
             ) from None
 
     def _send(self, method: str, path: str, body: bytes | None) -> bytes:
@@ -111,7 +111,8 @@ class RestClient(ModelClient):
             return self._exchange(method, path, body)
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
             self.close()
-            # The server may end a connection that was idle; a new one was not.
+            # The server may have closed a kept connection while it was idle, so try again. A new connection was never
+            # idle.
             if not kept:
                 raise self._no_answer(error) from None
         except (OSError, http.client.HTTPException) as error:
@@ -154,7 +155,7 @@ def no_answer(error: Exception, rule: str, timeout_s: float) -> NoAnswerError:
     """Return the error of a failed connection, with the next action."""
     if isinstance(error, TimeoutError):
         got = f"no answer within {timeout_s:g} s"
-        return NoAnswerError(rule, got=Plain(got), fix="Give it longer, or send fewer rows.")
+        return NoAnswerError(rule, got=Plain(got), fix="Set a longer time-out, or send fewer rows.")
     if isinstance(error, ConnectionRefusedError):
         fix = "Start the server (`stoker serve`), or name its address by --url."
         return NoAnswerError(rule, got=Plain("connection refused"), fix=fix)
@@ -178,7 +179,7 @@ def _context(tls: Tls) -> ssl.SSLContext:
 
 
 def _said(content: bytes) -> str:
-    """Return the server's error message: `error` of JSON, else the text."""
+    """Return the server's error message: `error` if the body is a JSON object with this key, else the body."""
     text = content[:_SAID_CHARS].decode(errors="replace").strip()
     try:
         found = json.loads(text)
@@ -189,12 +190,12 @@ def _said(content: bytes) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Convert values of rows that JSON cannot represent: NumPy numbers and arrays, and bytes."""
+    """Convert a value that the json module cannot write: NumPy numbers and arrays, and bytes."""
     if hasattr(value, "tolist"):
         return value.tolist()
     if isinstance(value, bytes):
         return as_bytes(value)
-    raise DataError("rows must hold numbers, texts and bytes", got=type(value).__name__)
+    raise DataError("rows may hold only numbers, strings and bytes", got=type(value).__name__)
 
 
 def _signature(definition: Mapping[str, Any]) -> SignatureSpec:

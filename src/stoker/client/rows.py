@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Request:
-    """Rows, or whole tensors by name."""
+    """A request: rows, or whole tensors by name."""
 
     rows: Sequence[Any] | NDArray[Any] | None = None
     """One value or one object of inputs per row: REST's `instances`."""
@@ -27,11 +27,11 @@ class Request:
     """One tensor, or an object of tensors: REST's `inputs`."""
 
     signature: str = ""
-    """The called signature; "" for the default."""
+    """The signature to call; "" for the default."""
 
     @property
     def body(self) -> dict[str, Any]:
-        """The body of the request over REST."""
+        """Return the body of the request over REST."""
         named = {"signature_name": self.signature} if self.signature else {}
         if self.rows is not None:
             return {**named, "instances": list(self.rows)}
@@ -39,14 +39,14 @@ class Request:
 
 
 def parse_request(text: str, *, where: str) -> Request:
-    """Return the request in a file: a row, a list of rows, a row per line, or a body of TensorFlow Serving.
+    """Parse a request: one row, a list of rows, one row per line, or a request body of TensorFlow Serving.
 
     Args:
-        text: JSON, NaN and Infinity included.
-        where: The file's name, for the error.
+        text: JSON, in which NaN and Infinity are allowed.
+        where: Name of the file, for errors.
 
     Raises:
-        DataError: the text is none of these.
+        DataError: the text has none of these forms.
     """
     value = _json(text, where)
     if isinstance(value, dict):
@@ -66,7 +66,7 @@ def _json(text: str, where: str) -> Any:
         return json.loads(text)
     except RecursionError:
         raise DataError(
-            f"{where} must hold JSON of few levels", got=Plain("lists in lists without end")
+            f"{where} must hold JSON of few levels", got=Plain("lists or objects nested too deeply")
         ) from None
     except json.JSONDecodeError as error:
         lines = [line for line in text.splitlines() if line.strip()]
@@ -92,10 +92,10 @@ def _of_body(body: Mapping[str, Any], where: str) -> Request:
 
 
 def json_instances(rows: Mapping[str, NDArray[Any]], *, binary: Sequence[str]) -> list[Any]:
-    """Return rows as TensorFlow Serving's `instances`: one object per row.
+    """Return rows in the form of TensorFlow Serving's `instances`: one object per row.
 
     Args:
-        rows: [rows] or [rows, length] values by input; strings as bytes.
+        rows: Input -> [rows] or [rows, length] values; strings are bytes.
         binary: Inputs that hold bytes (images), sent as `{"b64": ...}`.
     """
     count = len(next(iter(rows.values())))
@@ -106,7 +106,7 @@ def json_instances(rows: Mapping[str, NDArray[Any]], *, binary: Sequence[str]) -
 
 
 def as_bytes(content: bytes) -> dict[str, str]:
-    """Return bytes in REST's form."""
+    """Return bytes in REST's form, `{"b64": ...}`."""
     return {"b64": base64.b64encode(content).decode()}
 
 
@@ -124,10 +124,10 @@ def _json_value(value: Any, *, binary: bool) -> Any:
 
 
 def to_arrays(request: Request, signature: SignatureSpec) -> dict[str, NDArray[Any]]:
-    """Return rows or tensors of JSON as arrays with the dtypes of a signature.
+    """Convert a request's rows or tensors to arrays with the dtypes of a signature.
 
     Raises:
-        UserError: an input is unknown or missing, or a value does not fit its dtype; the error names it.
+        UserError: an input is unknown or missing, or a value does not fit its dtype; the error names the input.
     """
     if request.rows is None:
         return _typed(_named(request.columns, signature), signature)
@@ -147,14 +147,14 @@ def to_arrays(request: Request, signature: SignatureSpec) -> dict[str, NDArray[A
 
 
 def padded(request: Request, signatures: Callable[[], Mapping[str, SignatureSpec]]) -> Request:
-    """Pad the lists of each input to the longest of the request, if the model removes the padding.
+    """Pad the lists of each input to the length of the longest one, if the model removes the padding.
 
     Args:
-        request: Rows or inputs of the call. It is returned unchanged if no lists differ in length.
-        signatures: Asks the server for the model's signatures; called only if lengths differ.
+        request: The request. It is returned unchanged if its lists have the same length.
+        signatures: Returns the model's signatures, from the server; called only if lengths differ.
 
     Raises:
-        UserError: lengths differ, and the model does not cut padding off that input.
+        UserError: lengths differ, and the model does not remove padding from that input.
         CallError: the server did not return the signatures.
     """
     columns = _lists(request)
@@ -181,7 +181,7 @@ def padded(request: Request, signatures: Callable[[], Mapping[str, SignatureSpec
 
 
 def _lists(request: Request) -> dict[str, list[Any]]:
-    """Return the values of the rows by input, "" for an unnamed one; {} if the rows have different inputs."""
+    """Return input -> values of the rows; an unnamed input has the key "". {} if the rows have different inputs."""
     if request.rows is None:
         named = request.columns if _is_named(request.columns) else {"": request.columns}
         return {name: values for name, values in named.items() if isinstance(values, list)}
@@ -198,15 +198,15 @@ def _is_list(value: Any) -> bool:
 
 
 def _is_named(value: Any) -> bool:
-    """Return whether an object names inputs; `{"b64": ...}` is a value."""
+    """Return whether a value is an object of inputs by name; `{"b64": ...}` is not."""
     return isinstance(value, dict) and set(value) != {"b64"}
 
 
 def _uneven(name: str) -> UserError:
     return UserError(
-        f"input {name!r} must have rows of one length",
-        got=Plain("several lengths"),
-        fix="Pad the shorter ones as the model wants it, or send one row at a time.",
+        f"input {name!r} must have rows of the same length",
+        got=Plain("rows of different lengths"),
+        fix="Pad the shorter rows as the model expects, or send one row at a time.",
     )
 
 
@@ -215,7 +215,7 @@ def _keys(row: Any) -> str:
 
 
 def _named(values: Any, signature: SignatureSpec) -> Mapping[str, Any]:
-    """Return tensors by name; a tensor without a name belongs to the only input."""
+    """Return input -> tensor; a tensor without a name belongs to the model's only input."""
     if _is_named(values):
         return values
     if len(signature.inputs) != 1:
@@ -244,7 +244,7 @@ def _typed(columns: Mapping[str, Any], signature: SignatureSpec) -> dict[str, ND
 
 
 _KINDS = {"f": "iuf", "i": "iu", "u": "iu", "b": "b", "c": "iufc"}
-"""Kind of the declared dtype -> kinds of JSON values that convert to it without loss."""
+"""NumPy kind of the declared dtype -> kinds of values that can be converted to it without loss."""
 
 
 def _array(name: str, values: Any, spec: TensorSpec) -> NDArray[Any]:
@@ -262,7 +262,7 @@ def _array(name: str, values: Any, spec: TensorSpec) -> NDArray[Any]:
         found = np.asarray(values)
     except ValueError:
         raise _uneven(name) from None
-    # ml_dtypes' bfloat16 has the kind V.
+    # bfloat16 of ml_dtypes has the kind "V".
     allowed = _KINDS.get(dtype.kind, "iuf")
     fits = not found.size or found.dtype.kind in allowed
     if fits and dtype.kind in "iu" and found.size:

@@ -1,4 +1,4 @@
-"""The called model, and its signatures."""
+"""Names a model to call, and describes its signatures."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 from stoker.core.errors import ConfigError, Plain, UserError, nearest
 
 DEFAULT_SIGNATURE = "serving_default"
-"""The default signature. Source: TensorFlow Serving."""
+"""Name of the default signature. Source: TensorFlow Serving."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelAt:
-    """A model, and its version."""
+    """A model to call, with its version or label."""
 
     name: str
     """The model's name."""
@@ -25,7 +25,7 @@ class ModelAt:
     """The version number; None for the version of `label`, or the newest."""
 
     label: str = ""
-    """An alias of a version; "" for none."""
+    """Label (alias) of a version; "" for none."""
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -38,7 +38,7 @@ class ModelAt:
 
     @property
     def path(self) -> str:
-        """Its URL path over REST."""
+        """URL path of the model over REST."""
         path = f"/v1/models/{urllib.parse.quote(self.name, safe='')}"
         if self.version is not None:
             return f"{path}/versions/{self.version}"
@@ -53,19 +53,19 @@ class TensorSpec:
     """TensorFlow's name in lower case: "float32", "string"."""
 
     shape: tuple[int | None, ...] | None
-    """Length of each axis, None for any; None instead of a tuple if the rank is unknown."""
+    """Length of each axis, None for any length; None instead of a tuple if the rank is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SignatureSpec:
-    """One way to call a model."""
+    """The inputs and outputs of one signature: a way to call a model."""
 
     inputs: Mapping[str, TensorSpec]
     outputs: Mapping[str, TensorSpec]
 
     @property
     def encoded(self) -> list[str]:
-        """Inputs of one string per row, which can be image files."""
+        """Names of inputs with one string per row, which may be encoded images."""
         return [
             name
             for name, spec in self.inputs.items()
@@ -74,7 +74,7 @@ class SignatureSpec:
 
 
 def chosen(signatures: Mapping[str, SignatureSpec], name: str) -> SignatureSpec:
-    """Return a signature by name, "" for the default.
+    """Return the signature with a name; "" is the default signature.
 
     Raises:
         UserError: the model does not have this signature.
@@ -88,19 +88,19 @@ def chosen(signatures: Mapping[str, SignatureSpec], name: str) -> SignatureSpec:
 
 
 PADDING: dict[str, Any] = {"int64": -(2**63), "float32": math.nan, "string": ""}
-"""Dtype -> the padding value that a model exported by Stoker removes from the end of a list, as in JSON."""
+"""Dtype -> the padding value that a model exported by Stoker removes from the end of a list."""
 
 _STOKER_SIGNATURES = {"serving_examples", "transform_features", "serving_transformed"}
-"""Signatures, besides the default, of every model that Stoker exported with such lists. Without the first,
-an axis of any length may belong to a user's own dataset, whose padding is not removed."""
+"""Signatures, besides the default, of every model that Stoker exported from ingested data. A model without them may have been
+trained on a user-defined dataset, and then does not remove padding."""
 
 
 def list_padding(signatures: Mapping[str, SignatureSpec], name: str) -> dict[str, Any]:
-    """Return the padding value by input, for inputs whose padding the model is known to remove.
+    """Return input -> padding value, for inputs whose padding the model is known to remove.
 
     Args:
         signatures: All signatures of the model, by name.
-        name: The called signature, "" for the default.
+        name: The signature to call; "" for the default.
 
     Raises:
         UserError: the model does not have this signature.
@@ -134,7 +134,7 @@ DTYPES = {
     22: "uint32",
     23: "uint64",
 }
-"""Number -> name of the dtypes of request and answer tensors.
+"""TensorFlow's number of a dtype -> its name, for the dtypes of request and answer tensors.
 
 Source: TensorFlow, core/framework/types.proto.
 """
@@ -145,4 +145,4 @@ DTYPES_OF_JSON = {
     "DT_HALF": "float16",
     **{f"DT_{name.upper()}": name for name in DTYPES.values() if not name.startswith("float")},
 }
-"""The same by the names of the enumeration, which REST uses."""
+"""TensorFlow's enum name of a dtype, such as DT_FLOAT, which REST uses -> its name."""

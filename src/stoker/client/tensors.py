@@ -1,4 +1,4 @@
-"""Arrays <-> TensorFlow's tensor messages."""
+"""Converts arrays to TensorFlow's tensor messages, and back."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ _FIELDS = {
     "complex128": "dcomplex_val",
     "string": "string_val",
 }
-"""The field for the values of each dtype if they are not sent as raw bytes."""
+"""Dtype -> the field of TensorProto that holds its values if they are not sent as raw bytes."""
 
 
 def numpy_dtype(name: str) -> np.dtype[Any]:
-    """Return the NumPy dtype for TensorFlow's name; strings are `bytes` objects."""
+    """Return the NumPy dtype for TensorFlow's name of a dtype; the dtype of strings is object."""
     if name == "string":
         return np.dtype(object)
     return np.dtype(ml_dtypes.bfloat16) if name == "bfloat16" else np.dtype(name)
 
 
 def fill_tensor(tensor: Any, array: NDArray[Any]) -> None:
-    """Write an array into a TensorProto, numbers as raw bytes in the machine's order.
+    """Write an array to a TensorProto; numbers are written as raw bytes in the machine's byte order.
 
     Args:
         tensor: The empty message.
-        array: Any shape; strings as an object array of `bytes` or `str`, or of dtype S or U.
+        array: An array of any shape; strings are an object array of `bytes` or `str`, or an array of dtype S or U.
 
     Raises:
         UserError: TensorFlow Serving does not support this dtype.
@@ -53,7 +53,7 @@ def fill_tensor(tensor: Any, array: NDArray[Any]) -> None:
     if name not in _NUMBERS:
         raise UserError("an input must have a dtype that TensorFlow Serving knows", got=Plain(name))
     tensor.dtype = _NUMBERS[name]
-    # Also for a scalar, whose shape has no axis: without it the rank would be unknown.
+    # Set the shape for a scalar too, although it has no axes: without the field, the rank would be unknown.
     tensor.tensor_shape.SetInParent()
     for size in array.shape:
         tensor.tensor_shape.dim.add(size=size)
@@ -68,10 +68,10 @@ def fill_tensor(tensor: Any, array: NDArray[Any]) -> None:
 def to_array(tensor: Any) -> NDArray[Any]:
     """Return a TensorProto as an array; strings are `bytes` objects.
 
-    Missing values repeat the last one, as in TensorFlow.
+    If the message has fewer values than elements, the last value is repeated, as in TensorFlow.
 
     Raises:
-        DataError: it is not a dense tensor.
+        DataError: the message is not a dense tensor.
     """
     name = DTYPES.get(tensor.dtype)
     shape = tuple(dim.size for dim in tensor.tensor_shape.dim)
@@ -112,4 +112,4 @@ def _encoded(item: Any) -> bytes:
         return item.encode()
     if isinstance(item, bytes):
         return item
-    raise UserError("an input of strings must hold strings only", got=item)
+    raise UserError("an input of strings may hold only strings", got=item)

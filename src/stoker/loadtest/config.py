@@ -9,13 +9,13 @@ from dataclasses import dataclass
 from stoker.core.errors import ConfigError, Plain
 
 MAX_SECONDS = 3600.0
-"""Longest run, seconds."""
+"""Maximum duration of a load test, seconds."""
 
 MAX_REQUESTS = 10_000_000
-"""Most requests of one run."""
+"""Maximum number of requests of a load test."""
 
 MAX_CONNECTIONS = 1000
-"""Most connections; a process may have 1,024 open files by default."""
+"""Maximum number of connections; by default, a process may open 1,024 files."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,22 +23,22 @@ class LoadConfig:
     """Settings of a load test."""
 
     rate_per_s: float | None
-    """Due requests per second; None sends the next request of a connection after each answer (closed loop)."""
+    """Due requests per second; None: each connection sends its next request after the last answer (closed loop)."""
 
     seconds: float = 10.0
-    """How long requests are sent, seconds."""
+    """Time for which requests are sent, seconds."""
 
     connections: int = 16
-    """Connections, each with one request at a time."""
+    """Number of connections, each with one request at a time."""
 
     timeout_s: float = 10.0
-    """Longest wait for an answer, also after the end, seconds."""
+    """Maximum time to wait for an answer, also after `seconds`, in seconds."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
         rate = self.rate_per_s
         if rate is not None and not rate > 0:
-            raise ConfigError("the rate must be above 0 requests a second", got=rate)
+            raise ConfigError("the rate must be above 0 requests per second", got=rate)
         if not 0 < self.seconds <= MAX_SECONDS:
             raise ConfigError(
                 f"the run must take more than 0 and at most {MAX_SECONDS:.0f} seconds",
@@ -62,14 +62,14 @@ class LoadConfig:
 
     @property
     def requests(self) -> int:
-        """Most requests to send."""
+        """Maximum number of requests to send."""
         if self.rate_per_s is None:
             return MAX_REQUESTS
         return int(self.rate_per_s * self.seconds)
 
 
 SocketAddress = tuple[socket.AddressFamily, tuple[str, int]]
-"""Address family, and the argument of `connect`."""
+"""Address family, and the address for `socket.connect`."""
 
 
 def resolved(host: str, port: int, *, allow_remote: bool) -> SocketAddress:
@@ -78,7 +78,7 @@ def resolved(host: str, port: int, *, allow_remote: bool) -> SocketAddress:
     Args:
         host: Host name or IP address.
         port: TCP port.
-        allow_remote: Whether it may be another machine.
+        allow_remote: Whether the server may be on another machine.
 
     Raises:
         ConfigError: the name is unknown, or belongs to another machine without `allow_remote`.
@@ -87,7 +87,7 @@ def resolved(host: str, port: int, *, allow_remote: bool) -> SocketAddress:
         found = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     except OSError as error:
         raise ConfigError(
-            "the server's name must be known", got=Plain(f"{host}: {error.strerror}")
+            "the server's host name must be known", got=Plain(f"{host}: {error.strerror}")
         ) from None
     addresses = [(family, (str(address[0]), port)) for family, _, _, _, address in found]
     for _, (number, _) in addresses:
@@ -95,7 +95,7 @@ def resolved(host: str, port: int, *, allow_remote: bool) -> SocketAddress:
             raise ConfigError(
                 "the load test's server must be on this machine, unless --allow-remote is given",
                 got=Plain(f"{host}, which is {number}"),
-                fix="If you may load that server, add --allow-remote.",
+                fix="If you are allowed to put load on that server, add --allow-remote.",
             )
     # A name may resolve to ::1 and 127.0.0.1 while the server listens on one of them.
     several = addresses if len(addresses) > 1 else []
@@ -110,4 +110,4 @@ def _listens(address: SocketAddress) -> bool:
 
 
 _TRY_S = 5.0
-"""Longest wait for one of a name's addresses, seconds."""
+"""Maximum time to try one of the addresses of a host name, seconds."""

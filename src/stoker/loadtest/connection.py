@@ -23,17 +23,17 @@ _READ, _BOTH = selectors.EVENT_READ, selectors.EVENT_READ | selectors.EVENT_WRIT
 _CONNECTING = (errno.EINPROGRESS, errno.EWOULDBLOCK)
 
 CLOSED = "connection closed"
-"""The server closed the connection before the answer was complete."""
+"""Error text: the server closed the connection before the answer was complete."""
 
 NOT_HTTP = "no HTTP answer"
-"""The answer could not be parsed."""
+"""Error text: the answer could not be parsed."""
 
 
 class HttpConnection:
-    """Sends a request and reads its answer; connects again after the server closed it."""
+    """Sends one request at a time and reads its answer; opens a new connection if the server closed the old one."""
 
     def __init__(self, address: SocketAddress, selector: selectors.BaseSelector) -> None:
-        """Prepare the connection; it is not opened yet."""
+        """Create the object; `open` or the first request connects."""
         self._address = address
         self._selector = selector
         self._socket: socket.socket | None = None
@@ -43,12 +43,12 @@ class HttpConnection:
         self._whole = False
         self._parser = httptools.HttpResponseParser(self)
         self.due_s = 0.0
-        """Due time of its request."""
+        """Due time of the current request."""
         self.began_s = 0.0
-        """Time at which it got its request."""
+        """Time at which the connection got the current request."""
 
     def open(self) -> str:
-        """Start to connect; return the error of an immediate failure, else ""."""
+        """Start to connect; return the error if this fails immediately, else ""."""
         family, address = self._address
         made = socket.socket(family, socket.SOCK_STREAM)
         made.setblocking(False)
@@ -64,7 +64,7 @@ class HttpConnection:
         return ""
 
     def send(self, request: bytes, *, due_s: float, now_s: float) -> str:
-        """Start a request; return the error of an immediate failure, else ""."""
+        """Start to send a request; return the error if this fails immediately, else ""."""
         self.due_s, self.began_s = due_s, now_s
         self._left, self._whole, self._status = memoryview(request), False, 0
         return self.open() if self._socket is None else self._write()
@@ -73,7 +73,7 @@ class HttpConnection:
         """Read and write without blocking.
 
         Returns:
-            None while the request is unfinished; "" for an answer with status 200; else the error.
+            None while the answer is incomplete; "" after an answer with status 200; else the error.
         """
         if events & selectors.EVENT_WRITE and (fault := self._write()):
             return fault
@@ -92,7 +92,7 @@ class HttpConnection:
     # -- called by httptools
 
     def on_message_complete(self) -> None:
-        """Note that the answer is complete."""
+        """Record that the answer is complete."""
         self._status = self._parser.get_status_code()
         self._whole = True
 
@@ -135,7 +135,7 @@ class HttpConnection:
 
     def _answered(self) -> str:
         if self._left or not self._parser.should_keep_alive():
-            self.close()  # answered before it was fully sent, or the server closes it
+            self.close()  # the answer came before the whole request was sent, or the server closes the connection
         return "" if self._status == 200 else f"HTTP {self._status}"
 
 
@@ -151,10 +151,10 @@ def http_requests(
     """Return the bytes of each request.
 
     Args:
-        address: The server; its host and path are part of the request.
+        address: Address of the server; its host and path are part of each request.
         path: `/v1/models/...:predict`.
-        requests: The requests.
-        headers: Further headers.
+        requests: The requests to encode.
+        headers: Additional headers.
     """
     made = []
     for request in requests:

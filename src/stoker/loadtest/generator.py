@@ -14,10 +14,11 @@ from stoker.loadtest.connection import HttpConnection
 from stoker.loadtest.result import Latencies, LoadResult
 
 _CHECK_S = 0.05
-"""Longest sleep, seconds: how soon a time-out or a request to stop is noticed."""
+"""Maximum sleep, seconds; a time-out or a request to stop is noticed at most this late."""
 
 _REST_S = 0.01
-"""Pause of a closed-loop connection after an error, seconds: a stopped server refuses at once."""
+"""Pause of a closed-loop connection after an error, seconds, because a stopped server refuses connections
+immediately."""
 
 TIMED_OUT = "no answer in time"
 NOT_SENT = "not sent in time"
@@ -30,13 +31,13 @@ def run_load(
     *,
     stopped: Callable[[], bool],
 ) -> LoadResult:
-    """Send `requests` in turn, again and again, and measure the latency of their answers.
+    """Send `requests` in a cycle, and measure the latency of the answers.
 
     Args:
         config: Rate, duration and connections.
         address: The server.
         requests: Complete HTTP requests.
-        stopped: Called again and again; True ends the run with the result so far.
+        stopped: Called repeatedly; if it returns True, the run ends with the result so far.
     """
     with selectors.DefaultSelector() as selector:
         load = _Load(config, address, requests, selector)
@@ -66,7 +67,7 @@ class _Load:
         self._busy: set[HttpConnection] = set()
         self._resting: deque[tuple[float, HttpConnection]] = deque()
         self._waiting: deque[tuple[float, float]] = deque()
-        """Requests without a connection: their due time, and when they left the schedule."""
+        """Requests that wait for a connection: due time, and the time at which they were taken from the schedule."""
         self._due = 0
         """Number of requests due so far."""
         self._begun = 0
@@ -79,7 +80,7 @@ class _Load:
     def run(self, stopped: Callable[[], bool]) -> LoadResult:
         for connection in self._all:
             connection.open()
-        self._wait(_REST_S)  # on the same machine, they are open by now
+        self._wait(_REST_S)  # on the same machine, the connections are open after this
         clock = time.perf_counter
         cpu_s = time.process_time()
         start_s = self._last_answer_s = clock()
@@ -99,7 +100,7 @@ class _Load:
         now_s = clock()
         if not ended:
             self._count_unanswered()
-        # At least the length of the schedule, even if its last request was answered earlier.
+        # The run counts as at least as long as the schedule, even if the last answer came earlier.
         took_s = now_s - start_s if ended else max(self._last_answer_s, min(end_s, now_s)) - start_s
         return LoadResult(
             mode="open" if open_loop else "closed",
@@ -120,7 +121,7 @@ class _Load:
             connection.close()
 
     def _take_due(self, start_s: float, clock: Callable[[], float]) -> None:
-        """Take due requests off the schedule, and record the delay."""
+        """Take due requests from the schedule, and record by how much the generator is late."""
         rate_per_s = self._config.rate_per_s or 0.0
         while self._due < self._config.requests:
             due_s = start_s + self._due / rate_per_s
@@ -131,10 +132,10 @@ class _Load:
             self._waiting.append((due_s, now_s))
             self._due += 1
             if len(self._idle) and len(self._waiting) >= len(self._idle):
-                return  # send these before taking more
+                return  # send these requests first
 
     def _take_free(self, now_s: float) -> None:
-        """In a closed loop, take a request for each free connection."""
+        """In a closed loop, take a request for each idle connection."""
         while self._resting and self._resting[0][0] <= now_s:
             self._idle.append(self._resting.popleft()[1])
         free = min(len(self._idle), self._config.requests - self._due)
@@ -158,7 +159,7 @@ class _Load:
                 self._ended(connection, fault, now_s)
 
     def _wait(self, sleep_s: float) -> None:
-        # `epoll` sleeps whole milliseconds; `select` on epoll's own descriptor sleeps microseconds.
+        # `epoll` sleeps for whole milliseconds; `select` on epoll's descriptor can sleep for microseconds.
         if sleep_s > 0:
             select.select([self._selector.fileno()], [], [], sleep_s)
         for key, events in self._selector.select(0):
@@ -211,7 +212,7 @@ class _Load:
         return now_s >= end_s + self._config.timeout_s
 
     def _count_unanswered(self) -> None:
-        """Count the requests that were not answered in the end."""
+        """Count the requests that have no answer at the end."""
         self._errors[TIMED_OUT] += len(self._busy)
         self._errors[NOT_SENT] += len(self._waiting)
         self._errors = +self._errors

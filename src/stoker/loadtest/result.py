@@ -1,4 +1,4 @@
-"""The result of a load run: latencies, whether the generator kept its schedule, and a picture."""
+"""The result of a load test: latencies, whether the generator kept its schedule, and a plot."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from stoker.pages.html import Html, element
 from stoker.pages.plot import Axis, line_plot, picture_file
 
 _UNITS_PER_S = 10_000_000
-"""Latencies are recorded in tenths of a microsecond; fast loopback servers answer in about 10 us."""
+"""Latencies are recorded in tenths of a microsecond, because fast local servers answer in about 10 us."""
 
 _MAX_S = 2 * 3600.0
-"""Largest recorded value: the longest run and the longest wait after it, seconds."""
+"""Largest value that is recorded, seconds: the longest run plus the longest wait after it."""
 
 _DIGITS = 3
-"""Significant digits of every value: the error is at most 0.1 %."""
+"""Number of significant digits of every value: the error is at most 0.1 %."""
 
 
 class Latencies:
-    """A High Dynamic Range histogram, in seconds."""
+    """Latencies in an HDR (High Dynamic Range) histogram; the unit outside is seconds."""
 
     def __init__(self) -> None:
         self._histogram = HdrHistogram(1, int(_MAX_S * _UNITS_PER_S), _DIGITS)
@@ -31,7 +31,7 @@ class Latencies:
         self._sum_s = 0.0
 
     def add(self, value_s: float) -> None:
-        """Record a value; larger ones count as the largest recorded value."""
+        """Record a value; a value above the largest that can be recorded counts as the largest."""
         value_s = min(max(value_s, 0.0), _MAX_S)
         self._histogram.record_value(max(1, int(value_s * _UNITS_PER_S)))
         self._sum_s += value_s
@@ -66,30 +66,30 @@ class Latencies:
         return [min(found[percent] / _UNITS_PER_S, self._max_s) for percent in wanted]
 
     def _whole(self, percent: float) -> float:
-        """Round a percentage up to a whole number of values; the library would round to the nearest.
+        """Round a percentage up to a whole number of values, where the library would round to the nearest number.
 
-        The 90th percentile of six values would be the fifth, which more than a tenth exceed.
+        The library's 90th percentile of six values would be the fifth value, but one of six values is larger than that.
         """
         values = math.ceil(round(percent / 100 * self.count, 6))
         return 100 * max(values, 1) / self.count
 
 
 PERCENTS = (50.0, 90.0, 99.0, 99.9)
-"""Percentiles in tables, next to the maximum."""
+"""Percentiles that tables show, in addition to the maximum."""
 
 LATE_S = 0.001
-"""How late the generator may send 1 % of the requests without a warning, seconds."""
+"""A warning is shown if the generator sends 1 % of the requests later than this, seconds."""
 
 LATE_SHARE = 0.1
-"""Or this share of the median latency, whichever is larger."""
+"""If this share of the median latency is larger than `LATE_S`, it is used instead."""
 
 BUSY_SHARE = 0.9
-"""CPU share of a core above which the generator may have been the bottleneck."""
+"""Share of a core's CPU time above which the generator may have been the bottleneck."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LoadResult:
-    """Latencies of successful answers, and the number of all others."""
+    """Latencies of successful answers, and the number of errors."""
 
     mode: str
     """ "open" or "closed"."""
@@ -98,31 +98,31 @@ class LoadResult:
     """Due requests per second; None in a closed loop."""
 
     connections: int
-    """Connections."""
+    """Number of connections."""
 
     took_s: float
-    """From the first request to the last answer, or to the end of the schedule, seconds."""
+    """Time from the first request to the last answer or to the end of the schedule, seconds."""
 
     sent: int
-    """Requests that were due or, in a closed loop, sent."""
+    """Number of requests that were due or, in a closed loop, sent."""
 
     latencies: Latencies
     """Latencies of answers with status 200; in an open loop, from the due time."""
 
     errors: Mapping[str, int]
-    """ "HTTP 503", "connection refused", "no answer in time", "not sent in time" -> how many."""
+    """ Error ("HTTP 503", "connection refused", "no answer in time", "not sent in time") -> number of requests."""
 
     lag: Latencies
-    """Delay of the generator per request of its schedule; empty in a closed loop."""
+    """How late the generator took each request from its schedule; empty in a closed loop."""
 
     waited: Latencies
-    """Wait for a free connection per request; empty in a closed loop."""
+    """How long each request waited for a free connection; empty in a closed loop."""
 
     cpu_share: float
-    """CPU share of a core that the generator used."""
+    """CPU time of the generator, as a share of one core."""
 
     stopped: bool = False
-    """Whether it was interrupted."""
+    """Whether the run was interrupted."""
 
     notes: tuple[str, ...] = field(init=False)
     """Warnings about the figures."""
@@ -143,7 +143,7 @@ class LoadResult:
         return self.latencies.count / self.took_s if self.took_s else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the result as JSON values; latencies in milliseconds."""
+        """Return the result as JSON values, with latencies in milliseconds."""
         return {
             "mode": self.mode,
             "asked_rate_per_s": self.asked_rate_per_s,
@@ -195,7 +195,7 @@ def _notes(result: LoadResult) -> list[str]:
             "connections; the wait counts"
         )
     if result.errors and result.latencies.count:
-        notes.append("latencies are those of answers with status 200 only")
+        notes.append("latencies include only answers with status 200")
     return notes
 
 
@@ -210,11 +210,11 @@ _TICKS = (0.0, 50.0, 90.0, 99.0, 99.9, 99.99, 99.999)
 
 
 def latency_picture(result: LoadResult, *, title: str) -> str:
-    """Return an SVG of latency by percentile; each further 9 takes the same width.
+    """Return an SVG plot of latency by percentile; 90 %, 99 %, 99.9 % and so on are equally far apart.
 
     Args:
-        result: The measured result; without answers, the picture says so.
-        title: Title of the picture.
+        result: The measured result; without answers, the plot only says so.
+        title: Title of the plot.
     """
     summary = (
         f"{result.throughput_per_s:,.0f} answers/s over {result.took_s:.1f} s, "
@@ -252,6 +252,6 @@ def _plot(latencies: Latencies) -> Html:
 
 
 def _round_up(value: float) -> float:
-    """Return the next of 1, 2, 4, 8 times a power of ten, whose quarters are short numbers."""
+    """Round up to 1, 2, 4 or 8 times a power of ten, because their quarters are short numbers."""
     power = 10.0 ** math.floor(math.log10(max(value, 1e-3)))
     return next(power * step for step in (1, 2, 4, 8, 10, 20) if power * step >= value)

@@ -1,1 +1,1 @@
-"""Where models live, and how an exported model is loaded and called."""
+"""The model repository, and the code that loads and calls an exported model."""

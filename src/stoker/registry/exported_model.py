@@ -1,7 +1,7 @@
-"""Loads and calls exported models: a session callable on the v1-loaded graph.
+"""Loads and calls exported models, by a session's callable on a graph that TensorFlow 1's loader reads.
 
-Measured on one core with lookup tables and string inputs: 41 k calls/s this way,
-2.6 k by `signature(...)` of `tf.saved_model.load`.
+Measured on one core with lookup tables and string inputs: 41,000 calls/s this way, 2,600 calls/s with `signature(...)`
+of `tf.saved_model.load`.
 """
 
 from __future__ import annotations
@@ -29,14 +29,15 @@ from stoker.internals.tensorflow_internals import config_of_session, session_cal
 _log = logging.getLogger(__name__)
 
 SERVE_TAG = "serve"
-"""Tag of the graph that servers use."""
+"""Tag of the graph that servers load."""
 
 DEFAULT_SIGNATURE = "serving_default"
-"""Signature of calls that do not name one."""
+"""Signature that is called if the request names none."""
 
 MIN_AXES_OF_IMAGES = 3
-"""An array with so many declared axes may feed a convolution, whose kernel (oneDNN) aborts the whole process if there
-are fewer: `Check failed: index >= 0 && index < num_total_dims`. So an array with fewer axes is refused before that."""
+"""An input declared with at least this many axes may feed a convolution. If the array has fewer axes, the convolution's
+kernel (oneDNN) aborts the whole process: `Check failed: index >= 0 && index < num_total_dims`. So the array is
+refused."""
 
 Shape = tuple[int | None, ...]
 """Length of each axis; None for any length."""
@@ -56,7 +57,7 @@ class TensorSpec:
         return f"{self.dtype} of shape {shape_text(self.shape)}"
 
     def takes(self, shape: tuple[int, ...]) -> bool:
-        """Whether the input accepts an array of this shape.
+        """Return whether the input accepts an array of this shape.
 
         Trailing axes of length one may be missing: TensorFlow Serving does not check shapes, and its
         documented example sends [3] for [-1, 1].
@@ -73,11 +74,11 @@ class TensorSpec:
 
 
 def zeros(spec: TensorSpec, rows: int) -> np.ndarray[Any, Any]:
-    """An array of zeros, or of empty strings, that an input accepts.
+    """Return an array of zeros, or of empty strings, that an input accepts.
 
     Args:
         spec: The input.
-        rows: Length of a first axis of any length; other such axes get length one.
+        rows: Length of the first axis if its length is not declared; other undeclared axes get length one.
     """
     first, inner = ((None,), ()) if spec.shape is None else (spec.shape[:1], spec.shape[1:])
     shape = (*(rows if length is None else length for length in first), *(n or 1 for n in inner))
@@ -88,7 +89,7 @@ def zeros(spec: TensorSpec, rows: int) -> np.ndarray[Any, Any]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Signature:
-    """One way to call a model: named tensors in, named tensors out."""
+    """A signature: one way to call a model, with named inputs and named outputs."""
 
     inputs: Mapping[str, TensorSpec]
     """Input name -> dtype and shape."""
@@ -103,11 +104,11 @@ class Signature:
     """Input name -> name of its tensor in the graph."""
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
-    """Input name -> its default as a TensorProto."""
+    """Input name -> default value as a TensorProto."""
 
 
 INLINE = -1
-"""Thread count that makes a session run a call in its caller's thread."""
+"""Value of `inter_op_threads` that makes a session run a call in its caller's thread."""
 
 
 @functools.cache
@@ -123,21 +124,21 @@ def session_config(
     intra_op_threads: int = 0,
     inter_op_threads: int = 0,
 ) -> tf.compat.v1.ConfigProto:
-    """The configuration of every session in a process.
+    """Return the configuration for all sessions of a process.
 
-    GPU memory grows on demand. A fraction is a limit enforced by TensorFlow's allocator. It refers
-    to the memory of the device that the session sees, so it is right for a MIG instance too.
+    GPU memory grows on demand. TensorFlow's allocator enforces a fraction as a limit. The fraction refers to the memory
+    of the device that the session sees, so it also works for a MIG instance.
 
-    Without a GPU, a call runs in its caller's thread: it is not handed over, and a load at low
-    priority stays there. With a GPU, kernels end in threads of the driver; CPU operations after
-    them would run there and delay other calls. So TensorFlow's own threads are used, as by default.
-    Which of the two is faster on a GPU has not been measured.
+    Without a GPU, a call runs in its caller's thread: no other thread has to wake up, and when a model is loaded by a
+    thread with low priority, the whole load has this priority. With a GPU, kernels end in threads of the driver; CPU
+    operations after them would run in these threads and delay other calls. So TensorFlow's own threads are used, which
+    is its default. Which of the two is faster on a GPU has not been measured.
 
     Args:
-        given: The user's settings; the other arguments are applied on top.
-        gpu_memory_fraction: Largest share of a GPU's memory, 0..1; 0 sets no limit.
-        intra_op_threads: Threads that compute one operation; 0: TensorFlow's choice.
-        inter_op_threads: Operations that run at once; 0: as described above.
+        given: The user's settings, which the other arguments override.
+        gpu_memory_fraction: Maximum share of a GPU's memory, 0..1; 0: no limit.
+        intra_op_threads: Number of threads that compute one operation; 0: TensorFlow's choice.
+        inter_op_threads: Maximum number of operations that run at once; 0: as described above.
     """
     config = tf.compat.v1.ConfigProto()
     if given is not None:
@@ -145,29 +146,30 @@ def session_config(
     config.gpu_options.allow_growth = True
     if gpu_memory_fraction:
         config.gpu_options.per_process_gpu_memory_fraction = gpu_memory_fraction
-    # A model may name a device that this worker does not have.
+    # The graph may assign operations to a device that this worker does not have.
     config.allow_soft_placement = True
     if intra_op_threads:
         config.intra_op_parallelism_threads = intra_op_threads
     if inter_op_threads:
         config.inter_op_parallelism_threads = inter_op_threads
-        config.use_per_session_threads = True  # otherwise the process's first session decides
+        config.use_per_session_threads = (
+            True  # otherwise, the first session's setting applies to the whole process
+        )
     elif not config.inter_op_parallelism_threads and not has_gpu():
         config.inter_op_parallelism_threads = INLINE
     return config
 
 
 def inter_op_pool(session: tf.compat.v1.Session) -> int:
-    """The pool for calls of a session: `INLINE` if it runs them in the caller's thread."""
+    """Return the thread pool for calls of a session: `INLINE` if calls run in the caller's thread."""
     inline = config_of_session(session).inter_op_parallelism_threads == INLINE
     return INLINE if inline else 0
 
 
 def open_devices(config: tf.compat.v1.ConfigProto) -> None:
-    """Open the GPU with this configuration, before anything else does.
+    """Open the GPU with this configuration; call it before other code opens the GPU.
 
-    One allocator serves all sessions of a process, and eager code too: whatever opens the device
-    first sets its limit.
+    All sessions and eager code of a process share one allocator; the code that opens the device first sets its limit.
     """
     if not has_gpu():
         return
@@ -179,7 +181,7 @@ def open_devices(config: tf.compat.v1.ConfigProto) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _Bound:
-    """A signature with the session's callable for it."""
+    """A signature, and the session's callable that runs it."""
 
     signature: Signature
     run: Callable[..., list[np.ndarray]]
@@ -196,13 +198,13 @@ class LoadedModel:
         *,
         runs: Mapping[str, Callable[..., list[np.ndarray]]] | None = None,
     ) -> None:
-        """Bind every signature; use `load_model` to create one from a folder.
+        """Create a callable for every signature; use `load_model` to load a model from a folder.
 
         Args:
-            session: Holds the graph.
+            session: The session with the graph.
             signature_defs: Signature -> its definition.
-            path: The folder.
-            runs: Signature -> function that runs it instead of the session.
+            path: Folder of the SavedModel.
+            runs: Signature -> function to call instead of the session.
         """
         self.path = path
         self.signature_defs = dict(signature_defs)
@@ -218,11 +220,11 @@ class LoadedModel:
 
     @property
     def signatures(self) -> dict[str, Signature]:
-        """Name -> signature, for all that can be called."""
+        """Name -> signature, for all signatures that can be called."""
         return {name: bound.signature for name, bound in self._bound.items()}
 
     def call(self, signature: str, inputs: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-        """Run one signature once.
+        """Run a signature once.
 
         Args:
             signature: One of `signatures`.
@@ -266,7 +268,7 @@ class LoadedModel:
         if self._session is not None:
             self._session.close()
         self._session = None
-        gc.collect()  # the graph and its operations refer to each other
+        gc.collect()  # a graph and its operations refer to each other, so only the collector frees them
         _return_free_memory()
 
 
@@ -276,14 +278,14 @@ _REFUSED_BY_GRAPH = (
     tf.errors.DataLossError,
     tf.errors.UnimplementedError,
 )
-"""Errors of a graph about its input values."""
+"""Error types with which a graph refuses its input values."""
 
 _NOT_LOADABLE = (OSError, RuntimeError, ValueError, TypeError, KeyError, DecodeError)
-"""Errors of the loader for a damaged or foreign SavedModel, other than TensorFlow's own."""
+"""Error types, other than TensorFlow's own, that the loader raises for a damaged SavedModel or another folder."""
 
 
 def load_model(path: Path) -> LoadedModel:
-    """Load a SavedModel as TensorFlow Serving's session loader does, with its tables initialized.
+    """Load a SavedModel as TensorFlow Serving's session loader does, and initialize its tables.
 
     Raises:
         UserError: the SavedModel is missing or damaged, or has no signature to call.
@@ -317,7 +319,7 @@ def checked_inputs(
     """Return the arrays in the signature's order, with dtypes and shapes checked.
 
     Raises:
-        UserError: an input is unknown, missing, or of another dtype or shape; the error names it.
+        UserError: an input is unknown, missing, or of another dtype or shape; the error names the input.
     """
     arrays = typed_inputs(signature, inputs)
     for error in wrong_shapes(signature, arrays):
@@ -328,10 +330,10 @@ def checked_inputs(
 def typed_inputs(
     signature: Signature, inputs: Mapping[str, np.ndarray]
 ) -> list[np.ndarray[Any, Any]]:
-    """Return the arrays in the signature's order, with dtypes and the axes of images checked; shapes may differ.
+    """Return the arrays in the signature's order. Dtypes and the number of axes of images are checked, but not shapes.
 
     Raises:
-        UserError: an input is unknown, missing, of another dtype, or lacks axes of an image; the error names it.
+        UserError: an input is unknown, missing, of another dtype, or lacks axes of an image; the error names the input.
     """
     if inputs.keys() != signature.inputs.keys():
         raise _wrong_names(signature, inputs)
@@ -339,7 +341,7 @@ def typed_inputs(
 
 
 def wrong_shapes(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> list[UserError]:
-    """Return one error for each array from `typed_inputs` that does not have its declared shape."""
+    """Return an error for each array from `typed_inputs` that does not have its declared shape."""
     return [
         _wrong_kind(name, spec, array)
         for (name, spec), array in zip(signature.inputs.items(), arrays, strict=True)
@@ -359,29 +361,31 @@ def _wrong_names(signature: Signature, inputs: Mapping[str, np.ndarray]) -> User
 
 @functools.cache
 def dtype_name(dtype: np.dtype[Any]) -> str:
-    """NumPy's name of a dtype, which NumPy builds again on each access."""
+    """Return NumPy's name of a dtype; cached, because NumPy builds the name again on each access."""
     return dtype.name
 
 
 def shape_text(shape: tuple[int | None, ...] | None) -> str:
-    """A shape as TensorFlow Serving prints it: [-1,16], or [?] for any rank."""
+    """Return a shape as TensorFlow Serving prints it: [-1,16], or [?] for any rank."""
     if shape is None:
         return "[?]"
     return "[" + ",".join("-1" if size is None else str(size) for size in shape) + "]"
 
 
 _IN_FUNCTION = re.compile(r"^(\{\{function_node [^}]*\}\} ?)+")
-"""TensorFlow's prefix of an operation in a function, with the name from the tracer."""
+"""TensorFlow's prefix of errors inside a function: {{function_node NAME}}."""
 
 
 def first_line(error: BaseException) -> str:
-    """The line of an error with the reason, without TensorFlow's heading and traceback."""
+    """Return the line of an error that has the reason, without TensorFlow's heading and traceback."""
     text = error.message if isinstance(error, tf.errors.OpError) else str(error)
     lines = (line.strip() for line in str(text).splitlines())
     reasons = [
         _IN_FUNCTION.sub("", line) for line in lines if line and line != "Graph execution error:"
     ]
-    for line, after in itertools.pairwise(reasons):  # in a function, after its stack
+    for line, after in itertools.pairwise(
+        reasons
+    ):  # in a function, the reason comes after the stack, before the node's line
         if after.startswith("[[{{node"):
             return line.rstrip(".")
     return reasons[0].rstrip(".") if reasons else type(error).__name__
@@ -406,7 +410,7 @@ def _name_of_dtype(array: np.ndarray[Any, Any]) -> str:
 
 
 def _as_strings(name: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
-    """An array of strings as objects of `bytes`; other arrays unchanged."""
+    """Return an array of strings as an object array of `bytes`; other arrays are returned unchanged."""
     if value.dtype.kind not in "OSU":
         return value
     array = value.astype(object)
@@ -423,8 +427,8 @@ def _as_strings(name: str, value: np.ndarray[Any, Any]) -> np.ndarray[Any, Any]:
 
 
 def _return_free_memory() -> None:
-    """Make glibc return freed pages: it kept 100 MB after 15 loads of a 16 MB model."""
-    with contextlib.suppress(OSError, AttributeError):  # another libc has no such call
+    """Make glibc return freed pages to the kernel: it kept 100 MB after 15 loads of a 16 MB model."""
+    with contextlib.suppress(OSError, AttributeError):  # other C libraries lack this function
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
 
@@ -436,7 +440,7 @@ def _fed_text(signature: Signature, arrays: Sequence[np.ndarray[Any, Any]]) -> s
 def _callable(
     session: tf.compat.v1.Session | None, definition: meta_graph_pb2.SignatureDef
 ) -> Callable[..., list[np.ndarray]]:
-    assert session is not None  # without a session, `runs` is given
+    assert session is not None  # without a session, `runs` has a function for every signature
     options = config_pb2.CallableOptions()
     options.feed.extend(info.name for _, info in sorted(definition.inputs.items()))
     options.fetch.extend(info.name for _, info in sorted(definition.outputs.items()))

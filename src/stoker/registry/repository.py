@@ -1,8 +1,8 @@
-"""The model repository: TensorFlow Serving's layout; a version is complete or does not exist.
+"""The model repository, in TensorFlow Serving's layout. A version is either complete or does not exist.
 
 root/<model>/<version>/           a SavedModel and `stoker.manifest.json`
 root/<model>/aliases.json         alias -> version
-root/<model>/.version.*.tmp       a push in progress, or one that was killed
+root/<model>/.version.*.tmp       a push that is in progress or was killed
 """
 
 from __future__ import annotations
@@ -32,22 +32,22 @@ from stoker.core.files import (
 from stoker.core.fingerprint import fingerprint
 
 MANIFEST = "stoker.manifest.json"
-"""File of a version with the hash of every other file; written last."""
+"""File of a version with the hashes of its other files; written last."""
 
 ALIASES = "aliases.json"
 """File next to the versions: alias -> version."""
 
 WARM_UP_FILE = "assets.extra/tf_serving_warmup_requests"
-"""File of a version with warm-up requests; may be added after the push."""
+"""File of a version with warm-up requests; it may be added after the push."""
 
 MAX_VERSION = 2**63 - 1
-"""TensorFlow Serving stores a version as a signed 64-bit integer."""
+"""Largest version number: TensorFlow Serving stores it as a signed 64-bit integer."""
 
 _STORE = re.compile(r"(gs|gcs|s3|s3a|az|abfss?|wasbs?|oss|obs|hdfs|https?):")
 _FORMAT = 1
 _LOCK = ".push.lock"
 _NAME_CHARS = 128
-"""Maximum length of a model or alias name: a folder name has at most 255 bytes, with our suffix."""
+"""Maximum length of a model or alias name: with our suffix, a folder name has at most 255 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,10 +55,10 @@ class Pushed:
     """Result of a push."""
 
     version: int
-    """The version with the content."""
+    """The version that holds the pushed content: the new version, or the newest one if its content was equal."""
 
     path: Path
-    """Its folder."""
+    """Folder of the version."""
 
     already: bool
     """Whether the newest version already had this content."""
@@ -71,35 +71,35 @@ class Repository:
         """Open a repository.
 
         Args:
-            root: the folder of all models; may not exist yet.
+            root: Folder of all models; it need not exist yet.
 
         Raises:
-            UserError: it is an address of object storage.
+            UserError: `root` is an address of object storage.
         """
         check_is_folder(root)
         self.root = root
 
     def models(self) -> list[str]:
-        """The names of all models that have at least one version, sorted."""
+        """Return the sorted names of all models that have at least one version."""
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             folders = [entry for entry in os.scandir(self.root) if is_model_name(entry.name)]
             return sorted(entry.name for entry in folders if version_folders(Path(entry.path)))
         return []
 
     def versions(self, model: str) -> list[int]:
-        """The numbers of a model's versions, ascending; none for an unknown model."""
+        """Return the numbers of a model's versions, in ascending order; empty for an unknown model."""
         return sorted(version_folders(self.base(model)))
 
     def newest(self, model: str) -> int | None:
-        """The highest version; None without versions."""
+        """Return a model's highest version; None if the model has no version."""
         return max(version_folders(self.base(model)), default=None)
 
     def base(self, model: str) -> Path:
-        """The folder of a model's versions: TensorFlow Serving's `model_base_path`."""
+        """Return the folder of a model's versions: TensorFlow Serving's `model_base_path`."""
         return self.root / checked_name(model)
 
     def path(self, model: str, version: int) -> Path:
-        """The folder of one version.
+        """Return the folder of a version.
 
         Raises:
             UserError: the version does not exist.
@@ -109,23 +109,23 @@ class Repository:
             raise UserError(
                 f"{model!r} must have a version {version} in {self.root}",
                 got=Plain(f"versions {', '.join(map(str, sorted(folders))) or 'none'}"),
-                fix="Push it first.",
+                fix="Push the version first.",
             )
         return folders[version]
 
     def content_hash(self, model: str, version: int) -> str:
-        """One SHA-256 of all current files of a version except the manifest.
+        """Return a SHA-256 over all current files of a version except the manifest.
 
-        Warm-up requests that were added after the push do not count: the model is the same.
+        Warm-up requests that were added after the push are left out, because the model is the same.
         """
         return _content(_without_added_warm_up(self.path(model, version)))
 
     def aliases(self, model: str) -> dict[str, int]:
-        """Alias -> version."""
+        """Return alias -> version."""
         return read_aliases(self.base(model))
 
     def set_alias(self, model: str, alias: str, *, version: int) -> None:
-        """Point an alias to another version, atomically.
+        """Let an alias name another version, atomically.
 
         Raises:
             UserError: the version does not exist.
@@ -142,12 +142,12 @@ class Repository:
         alias: str = "champion",
         lineage: Mapping[str, Any] | None = None,
     ) -> Pushed:
-        """Copy a SavedModel in as the next version; readers never see an incomplete one.
+        """Copy a SavedModel into the repository as the next version; readers never see an incomplete version.
 
         Args:
             saved_model: The folder that holds `saved_model.pb`.
             model: The model's name.
-            alias: The alias to point to this version.
+            alias: An alias that will name this version.
             lineage: The origin of the version: any JSON value.
 
         Raises:
@@ -159,7 +159,7 @@ class Repository:
         checked_name(alias)
         base.mkdir(parents=True, exist_ok=True)
         with _exclusive(base):
-            # Files of a killed push: only the process with the lock pushes.
+            # Remove files of killed pushes. No push is running, because this process holds the lock.
             sweep(base, "*")
             newest = self.newest(model)
             if newest is not None and self.content_hash(model, newest) == _content(source):
@@ -170,12 +170,12 @@ class Repository:
         return Pushed(version=version, path=base / str(version), already=False)
 
     def add(self, source: Path, model: str, *, version: int) -> Pushed:
-        """Copy a version of another repository under its own number; repeating it changes nothing.
+        """Copy a version of another repository, under its number. A repeated call changes nothing.
 
         Args:
             source: The version's folder.
             model: The model's name.
-            version: Its number, also in this repository.
+            version: Number of the version, in both repositories.
 
         Raises:
             DataError: the version is damaged, or this repository has other content under its number.
@@ -190,7 +190,7 @@ class Repository:
                     raise DataError(
                         f"{self.path(model, version)} must be the same model as {source}",
                         got=Plain("other content under the same number"),
-                        fix="Push it under another number.",
+                        fix="Push the model under another number.",
                     )
                 return Pushed(version=version, path=self.path(model, version), already=True)
             with scratch_folder(base / str(version)) as scratch:
@@ -203,12 +203,12 @@ class Repository:
 
 
 def check_is_folder(path: Path) -> None:
-    """Refuse an address of object storage, which would become a folder of a strange name.
+    """Refuse an address of object storage, which would otherwise be used as the name of a folder.
 
     Raises:
-        UserError: the address is one of object storage.
+        UserError: the path is an address of object storage.
     """
-    # `Path` replaces two slashes by one.
+    # `Path` turns the two slashes of an address into one.
     store = next((part for part in path.parts if _STORE.fullmatch(part)), None)
     if store is not None:
         raise UserError(
@@ -219,7 +219,7 @@ def check_is_folder(path: Path) -> None:
 
 
 def is_model_name(name: str) -> bool:
-    """Whether a name can be a model's: one plain folder name, not hidden."""
+    """Return whether a name is valid for a model: one plain folder name that is not hidden."""
     plain = name.isprintable() and not set(name) & set('/\\:"')
     return plain and 0 < len(name.encode()) <= _NAME_CHARS and not name.startswith((".", " "))
 
@@ -228,11 +228,11 @@ def checked_name(name: str, *, what: str = "a model's name and an alias") -> str
     """Return the name if it is valid.
 
     Args:
-        name: The name of a model, or an alias.
-        what: The subject of the error.
+        name: Name of a model, or an alias.
+        what: Subject of the error message.
 
     Raises:
-        ConfigError: it could lead out of the repository, or be a hidden folder.
+        ConfigError: the name could lead out of the repository, or name a hidden folder.
     """
     if not is_model_name(name):
         raise ConfigError(
@@ -245,7 +245,7 @@ def checked_name(name: str, *, what: str = "a model's name and an alias") -> str
 
 
 def version_folders(base: Path) -> dict[int, Path]:
-    """Version -> folder of everything below `base` whose name is a number, leading zeros allowed."""
+    """Return version -> folder, for the folders in `base` whose name is a number; leading zeros are allowed."""
     try:
         entries = sorted(os.scandir(base), key=lambda entry: entry.name)
     except (FileNotFoundError, NotADirectoryError):
@@ -255,7 +255,7 @@ def version_folders(base: Path) -> dict[int, Path]:
 
 
 def read_aliases(base: Path) -> dict[str, int]:
-    """Alias -> version of the model whose versions are in `base`.
+    """Return alias -> version of the model whose versions are in `base`.
 
     Raises:
         DataError: the file is damaged.
@@ -273,7 +273,7 @@ def verify(folder: Path) -> bool:
     """Check every file of a version against its manifest.
 
     Returns:
-        Whether there is a manifest; without one, nothing is checked.
+        Whether the version has a manifest; without a manifest, nothing is checked.
 
     Raises:
         DataError: a file is damaged, missing, or was added after the push (except `WARM_UP_FILE`,
@@ -284,7 +284,7 @@ def verify(folder: Path) -> bool:
         return False
     manifest = read_json(path)
     if not isinstance(manifest, dict) or manifest.pop("sha256", None) != fingerprint(manifest):
-        raise _damaged(path, "bytes that differ from those written")
+        raise _damaged(path, "bytes that differ from the written ones")
     if manifest.get("format") != _FORMAT:
         raise _damaged(path, f"format {manifest.get('format')!r}, known is {_FORMAT}")
     _compare(folder, manifest["files"], _without_added_warm_up(folder))
@@ -298,7 +298,7 @@ def _compare(folder: Path, expected: Mapping[str, str], found: Mapping[str, str]
         if name not in expected:
             raise _damaged(folder / name, "a file that is not in its manifest")
         if expected[name] != found[name]:
-            raise _damaged(folder / name, "bytes that differ from those pushed")
+            raise _damaged(folder / name, "bytes that differ from the pushed ones")
 
 
 def _damaged(path: Path, got: str) -> DataError:
@@ -312,23 +312,27 @@ def _is_version(name: str) -> bool:
 
 
 def _hashed(folder: Path) -> dict[str, str]:
-    """Name -> hash of every file except the manifest; raises an error for links."""
+    """Return name -> hash of every file except the manifest.
+
+    Raises:
+        DataError: a file is a link or a device.
+    """
     for path in folder.rglob("*"):
         if path.is_symlink() or not (path.is_file() or path.is_dir()):
             raise DataError(
                 f"{path} must be a plain file",
                 got=Plain("a link or a device"),
-                fix="Copy its content in its place.",
+                fix="Replace it with a copy of its content.",
             )
     return {name: digest for name, digest in hash_folder(folder).items() if name != MANIFEST}
 
 
 def _without_added_warm_up(folder: Path) -> dict[str, str]:
-    """The same, without warm-up requests that are not in the manifest."""
+    """Return name -> hash as `_hashed` does, without a warm-up file that is not in the manifest."""
     found = _hashed(folder)
     if WARM_UP_FILE not in found:
         return found
-    with contextlib.suppress(DataError):  # no manifest, or one that `verify` calls damaged
+    with contextlib.suppress(DataError):  # no manifest, or a damaged one, which `verify` reports
         manifest = read_json(folder / MANIFEST)
         if isinstance(manifest, dict) and WARM_UP_FILE not in manifest.get("files", ()):
             del found[WARM_UP_FILE]
@@ -352,14 +356,14 @@ def _savedmodel_hashes(saved_model: Path) -> dict[str, str]:
 def _publish(
     saved_model: Path, source: Mapping[str, str], *, base: Path, lineage: Mapping[str, Any]
 ) -> int:
-    """Copy, check the copy, write its manifest last, and rename to the next free version."""
+    """Copy the files, check the copy, write its manifest, and rename the copy to the next free version."""
     with scratch_folder(base / "version") as scratch:
         _copy(saved_model, scratch)
         if _hashed(scratch) != source:
             raise DataError(
                 f"{saved_model} must not change while it is pushed",
-                got=Plain("other bytes in the copy"),
-                fix="Push it again when nothing writes to it.",
+                got=Plain("a copy with other bytes"),
+                fix="Push the SavedModel again when no program writes to it.",
             )
         write_json(scratch / MANIFEST, _manifest(source, lineage))
         while True:
@@ -368,7 +372,7 @@ def _publish(
             try:
                 publish_folder(scratch, base / str(version))
             except FileExistsError:
-                continue  # a process without our lock used the number first
+                continue  # a program that does not use our lock took this number first
             return version
 
 
@@ -380,7 +384,7 @@ def _copy(source: Path, target: Path) -> None:
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / relative)
     for folder in source.rglob("*"):
-        if folder.is_dir():  # a SavedModel without assets may have the empty folder
+        if folder.is_dir():  # keep empty folders, such as `assets` of a SavedModel without assets
             (target / folder.relative_to(source)).mkdir(parents=True, exist_ok=True)
 
 
@@ -402,6 +406,6 @@ def _write_alias(base: Path, alias: str, version: int) -> None:
 
 @contextlib.contextmanager
 def _exclusive(base: Path) -> Iterator[None]:
-    """Allow one push at a time to a model's folder; the kernel frees the lock of a killed one."""
+    """Allow one push at a time to a model's folder; if a push is killed, the kernel releases its lock."""
     with full_disk_is_named(base), alone(base / _LOCK):
         yield

@@ -1,4 +1,4 @@
-"""Statistics of the training data in a version, so that a server can compare requests with them."""
+"""Reads and writes the statistics of the training data in a version, with which a server compares requests."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from stoker.core.files import read_json, write_json
 from stoker.core.statistics.columns import ColumnStatistics
 
 TRAINING_STATISTICS = "assets.extra/training_statistics.json"
-"""File of a version, in the folder that TensorFlow Serving reserves for others."""
+"""File of a version, in `assets.extra`, a folder that TensorFlow Serving leaves to other programs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainingStatistics:
-    """Content of the file."""
+    """Content of the file with training statistics."""
 
     columns: tuple[ColumnStatistics, ...]
     """Columns of the training split that are inputs of the model."""
@@ -27,8 +27,8 @@ def write_training_statistics(saved_model: Path, columns: Iterable[ColumnStatist
     """Add the statistics to a SavedModel.
 
     Args:
-        saved_model: its folder.
-        columns: statistics of the columns that it takes.
+        saved_model: Folder of the SavedModel.
+        columns: Statistics of the model's input columns.
     """
     path = saved_model / TRAINING_STATISTICS
     path.parent.mkdir(exist_ok=True)
@@ -36,7 +36,7 @@ def write_training_statistics(saved_model: Path, columns: Iterable[ColumnStatist
 
 
 def read_training_statistics(saved_model: Path) -> dict[str, ColumnStatistics]:
-    """Return column -> its statistics; empty if the SavedModel carries none.
+    """Return column -> statistics; empty if the SavedModel has none.
 
     Raises:
         DataError: the file is damaged.

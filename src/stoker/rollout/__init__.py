@@ -1,1 +1,1 @@
-"""Rollout: how traffic is split between versions of a model, and when a new version is good enough."""
+"""Rollouts: split the traffic between versions of a model, and judge whether a new version is good enough."""

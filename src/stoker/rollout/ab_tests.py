@@ -1,4 +1,4 @@
-"""What an operator does with a model's A/B tests."""
+"""The operations on a model's A/B tests: start, report an outcome, show the result."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 
 class ABTests:
-    """The A/B tests of one model; its rollouts share their state."""
+    """The A/B tests of one model; they use the same state files as its rollouts."""
 
     def __init__(self, rollouts: ModelRollouts) -> None:
-        """Args: rollouts: of the model."""
+        """Args: rollouts: The rollouts of the model."""
         self._rollouts = rollouts
 
     def start(
@@ -42,10 +42,10 @@ class ABTests:
         """Start an A/B test of two or more versions.
 
         Args:
-            test: its arms.
-            settings: the key.
-            why: for the history.
-            server_bytes: memory of a server; None: of this machine.
+            test: The arms of the test.
+            settings: Its `key` identifies the user.
+            why: Reason, for the history.
+            server_bytes: Memory of a server, bytes; None: the memory of this machine.
 
         Raises:
             UserError: a rollout or a test is running, a version does not exist, clients of the
@@ -73,7 +73,7 @@ class ABTests:
         return self._rollouts.change(begin, what="ab", why=why)
 
     def newest(self) -> tuple[RolloutState, ABTestSettings]:
-        """The newest state of the newest A/B test, also after its end.
+        """Return the newest state of the newest A/B test, also after the end of the test.
 
         Raises:
             UserError: the model never had an A/B test.
@@ -88,7 +88,7 @@ class ABTests:
         )
 
     def result(self) -> tuple[RolloutState, ABTestSettings, ABResult]:
-        """The newest state of the newest A/B test, its settings, and its current result.
+        """Return the newest state of the newest A/B test, its settings and its current result.
 
         Raises:
             UserError: the model never had an A/B test.
@@ -106,7 +106,7 @@ class ABTests:
         return state, test, replace(found, warnings=failed + found.warnings)
 
     def add_outcome(self, outcome: Outcome) -> None:
-        """Write the outcome of a key that took part in the A/B test that is running.
+        """Write the outcome of a key that took part in the running A/B test.
 
         Raises:
             UserError: no test is running, or the outcome is invalid.
@@ -114,8 +114,8 @@ class ABTests:
         state, test = self.newest()
         if not state.is_test:
             raise UserError(
-                f"{self._rollouts.model!r} must be under an A/B test",
+                f"{self._rollouts.model!r} must be in an A/B test",
                 got=Plain(f"{state.phase} since the test of rollout {state.rollout}"),
-                fix="Outcomes count until the end of a test; see `stoker rollout result`.",
+                fix="Outcomes are accepted until a test ends; see `stoker rollout result`.",
             )
         add_from_command(logs_of(self._rollouts.folder, state.rollout), test, [outcome])

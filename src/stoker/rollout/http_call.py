@@ -1,4 +1,4 @@
-"""One HTTP request to a service of the user, with a time limit, without redirects, with a limit on the bytes read."""
+"""Sends one HTTP request to a user's service, with a limit on time and on bytes read, and without redirects."""
 
 from __future__ import annotations
 
@@ -18,20 +18,21 @@ from stoker.core.errors import ConfigError
 from stoker.core.threads import called_after
 
 MAX_BYTES = 1 << 20
-"""Most bytes of an answer that are read."""
+"""Maximum number of bytes of an answer that are read."""
 
 _VARIABLE = "env:"
 _HOST = re.compile(r"[A-Za-z0-9._:-]+")
 """A host name, an IPv4 or an IPv6 address."""
 
 _CHARACTERS = re.compile(r"[A-Za-z0-9._~:/?#\[\]@!$&()*+,;=%-]+")
-"""Those of a URL (RFC 3986), without the single quote, which comes from a wrong quotation in a shell or in YAML."""
+"""Characters allowed in a URL (RFC 3986), except the single quote, which usually comes from wrong quoting in a shell or
+YAML."""
 
 _SUCCESS = range(200, 300)
 
 
 class NoAnswerError(Exception):
-    """The service did not answer; the text says why, one clause."""
+    """The service did not answer; the message says why, as one clause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -51,8 +52,8 @@ def check_url(url: str, *, where: str) -> None:
     """Check that a URL can be called.
 
     Args:
-        url: `http://...`, `https://...`, or `env:NAME`, which the controller reads from its environment.
-        where: the setting, for the message.
+        url: `http://...`, `https://...`, or `env:NAME`: the controller reads the URL from this environment variable.
+        where: Name of the setting, for the message.
 
     Raises:
         ConfigError: the URL has none of these forms.
@@ -72,8 +73,8 @@ def check_url(url: str, *, where: str) -> None:
         raise ConfigError(
             f"{where} must be a URL that begins with http:// or https://",
             got=url,
-            fix="Write http://HOST/..., https://HOST/... (quotes, blanks and other characters as %XX) or env:NAME, a variable of the "
-            "server's environment.",
+            fix="Write http://HOST/..., https://HOST/... (quotes, spaces and other special characters as %XX), or env:NAME for a "
+            "variable of the server's environment.",
         )
 
 
@@ -84,17 +85,17 @@ def send(
     media_type: str = "application/json",
     token: str = "",
     timeout_s: float,
-    most_bytes: int = MAX_BYTES,
+    max_bytes: int = MAX_BYTES,
 ) -> HttpAnswer:
     """Send a request: POST with a body, else GET.
 
     Args:
-        url: as `check_url` accepts it; a user and password in it are sent as Basic authentication.
-        body: of the request.
-        media_type: of the body.
-        token: sent as `Authorization: Bearer ...`; "" for none.
-        timeout_s: longest time for the whole call, seconds.
-        most_bytes: how much of the answer is read.
+        url: A URL that `check_url` accepts. A user and password in it are sent as Basic authentication.
+        body: Body of the request; None: send a GET.
+        media_type: Media type of the body.
+        token: Sent as `Authorization: Bearer ...`; "" for none.
+        timeout_s: Maximum time of the whole call, seconds.
+        max_bytes: Maximum number of bytes of the answer that are read.
 
     Raises:
         NoAnswerError: no HTTP answer came in time.
@@ -108,7 +109,7 @@ def send(
         connection = kind(parts.hostname or "", parts.port, timeout=timeout_s)
         try:
             connection.connect()
-            # The socket's own limit starts again with each byte.
+            # The socket's timeout restarts with each byte, so a timer limits the whole call.
             with called_after(end_s - time.monotonic(), partial(_cut, connection.sock)):
                 path = (parts.path or "/") + (f"?{parts.query}" if parts.query else "")
                 headers = {} if body is None else {"Content-Type": media_type}
@@ -117,18 +118,18 @@ def send(
                 elif parts.username is not None:
                     headers["Authorization"] = f"Basic {_basic(parts)}"
                 connection.request("GET" if body is None else "POST", path, body, headers)
-                return _read(connection, end_s, most_bytes)
+                return _read(connection, end_s, max_bytes)
         finally:
             connection.close()
     except (OSError, http.client.HTTPException, ssl.SSLError, ValueError) as error:
         if isinstance(error, TimeoutError) or time.monotonic() >= end_s:
             raise NoAnswerError(f"no answer within {timeout_s:g} s") from None
-        # Only the reason: the URL may contain a secret.
+        # The message leaves out the URL, which may contain a secret.
         raise NoAnswerError(_reason(error)) from None
 
 
 def _basic(parts: SplitResult) -> str:
-    """The user and password of a URL, as Basic authentication sends them.
+    """Return the header value that sends a URL's user and password by Basic authentication.
 
     Source: RFC 7617.
     """
@@ -137,15 +138,17 @@ def _basic(parts: SplitResult) -> str:
 
 def _cut(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the peer has closed the connection
-        socket.socket.shutdown(sock, socket.SHUT_RDWR)  # below TLS, which another thread reads
+        socket.socket.shutdown(
+            sock, socket.SHUT_RDWR
+        )  # not TLS's shutdown: another thread is reading
 
 
-def _read(connection: http.client.HTTPConnection, end_s: float, most_bytes: int) -> HttpAnswer:
+def _read(connection: http.client.HTTPConnection, end_s: float, max_bytes: int) -> HttpAnswer:
     response = connection.getresponse()
     body = b""
-    while len(body) < most_bytes and (part := response.read1(most_bytes - len(body))):
+    while len(body) < max_bytes and (part := response.read1(max_bytes - len(body))):
         body += part
-    if time.monotonic() >= end_s:  # cut, so it may be incomplete
+    if time.monotonic() >= end_s:  # the timer ended the connection, so the answer may be incomplete
         raise TimeoutError
     return HttpAnswer(status=response.status, body=body)
 

@@ -1,4 +1,4 @@
-"""Whether several versions of a model fit in the memory of a server at once."""
+"""Checks whether several versions of a model fit in a server's memory together."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _GRAPHS = ("saved_model.pb", "saved_model.pbtxt", "model.tflite")
 
 
 def version_bytes(folder: Path) -> int:
-    """The least memory that a loaded version takes: its variables, and its graph with its constants."""
+    """Return the minimum memory of a loaded version, bytes: variables, and the graph with its constants."""
     graphs = [folder / name for name in _GRAPHS]
     files = [*(folder / "variables").glob("*.data-*"), *graphs]
     return sum(path.stat().st_size for path in files if path.is_file())
 
 
 def check_fits(*folders: Path, server_bytes: int | None = None) -> None:
-    """Refuse a rollout whose versions cannot be loaded at once.
+    """Refuse a rollout if its versions do not fit in memory together.
 
     Args:
-        folders: of the versions.
-        server_bytes: memory of a server; None: of this machine or its container, and of its smallest GPU.
+        folders: Folders of the versions.
+        server_bytes: Memory of a server, bytes; None: the memory of this machine or container, and of its smallest GPU.
 
     Raises:
         UserError: the versions do not fit.
@@ -36,8 +36,8 @@ def check_fits(*folders: Path, server_bytes: int | None = None) -> None:
             raise UserError(
                 f"Versions {', '.join(others)} and {last} must fit in the memory of {where} together",
                 got=Plain(f"{_gib(need)} of variables and graphs, {_gib(limit)} of memory"),
-                fix="Use a server with more memory (--server-memory, if it is not this machine), "
-                "or replace the version without a rollout (`stoker serve --unload-first`), or test fewer arms.",
+                fix="Use a server with more memory (if it is another machine, set --server-memory), "
+                "replace the version without a rollout (`stoker serve --unload-first`), or test fewer arms.",
             )
 
 

@@ -1,4 +1,4 @@
-"""The metrics of rollouts, from their state files: the same at each server, and a restart loses nothing."""
+"""Metrics of rollouts, computed from the state files: all servers show the same, and a restart loses nothing."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.telemetry.exposition import family
 
 @dataclass(kw_only=True)
 class _Read:
-    """What was read from one model's states."""
+    """Facts read from one model's state files."""
 
     files: StateFiles
     number: int = 0
@@ -29,22 +29,22 @@ class _Read:
 
 
 _Found = tuple[str, _Read, RolloutState]
-"""A model, what was read from its states, and the newest state."""
+"""Name of a model, facts from its state files, and its newest state."""
 
 
 class RolloutMetrics:
-    """Phase, share and events of each model with a rollout; thread-safe."""
+    """Reports phase, share and events of each model with a rollout; thread-safe."""
 
     def __init__(self) -> None:
-        """Start without any state."""
+        """Create the metrics; `families` reads the states."""
         self._lock = threading.Lock()
         self._read: dict[Path, _Read] = {}
 
     def families(self, served: Mapping[str, Served]) -> list[list[str]]:
-        """The lines of each metric for Prometheus; none without a rollout.
+        """Return the lines of each metric in Prometheus' format; none if no model has a rollout.
 
         Args:
-            served: model -> its folder.
+            served: Model -> folder of its versions.
         """
         found: list[_Found] = []
         with self._lock:

@@ -1,4 +1,4 @@
-"""What an operator does with a model's rollout: each operation is one change of its state."""
+"""Operations on a model's rollout: start, pause, resume, promote, roll back. Each is one change of its state."""
 
 from __future__ import annotations
 
@@ -35,22 +35,22 @@ from stoker.rollout.state.user_gates import with_code
 from stoker.rollout.statistics.evidence import BadAnswers, bad_answers_needed
 
 MAX_WHY = 1_000
-"""Longest reason that is stored, characters."""
+"""Maximum length of a stored reason, characters."""
 
 Change = Callable[[RolloutState], RolloutState]
-"""One change of the state; raises UserError if it is not possible."""
+"""Returns the changed state; raises UserError if the change is not possible."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollout:
-    """The current state of a model's rollout."""
+    """The current state of a model's rollout, with its counts and results."""
 
     state: RolloutState
     counts: Counts
     gates: list[GateResult]
 
     def bad_answers_needed(self) -> int | None:
-        """How many more bad answers of the candidate cause a rollback; None: no baseline answers next to it."""
+        """Return how many more bad answers of the candidate cause a rollback; None if the baseline takes no traffic."""
         state = self.state
         if not (state.is_active and 0.0 < state.share < 1.0) or state.is_test:
             return None
@@ -66,7 +66,7 @@ class Rollout:
         )
 
     def shadow_stages(self) -> dict[int, ShadowSummary]:
-        """Stage -> the figures of each shadow stage so far."""
+        """Return stage -> figures, for each shadow stage so far."""
         found = {stage: summary(each, self.state) for stage, each in sorted(self.counts.items())}
         return {stage: figures for stage, figures in found.items() if figures is not None}
 
@@ -80,10 +80,10 @@ class ModelRollouts:
         """Open the rollouts; nothing is written before the first operation.
 
         Args:
-            root: the repository.
-            model: its name there.
-            who: the operator, for the history; empty: the user of this process.
-            gate_folder: of the modules of Python gates; None if it has none.
+            root: Folder of the repository.
+            model: Name of the model in the repository.
+            who: Name of the operator, for the history; empty: the user of this process.
+            gate_folder: Folder with the modules of Python gates; None: no Python gates.
 
         Raises:
             UserError: the repository has no such model.
@@ -108,19 +108,19 @@ class ModelRollouts:
         baseline: int | None = None,
         server_bytes: int | None = None,
     ) -> RolloutState:
-        """Start the rollout of a version. The only version of a model takes all traffic at once.
+        """Start the rollout of a version. A model's only version takes all traffic immediately.
 
         Args:
-            candidate: the version.
-            settings: of the rollout.
-            why: for the history.
-            baseline: the version to compare with; None: the one that serves, or without a state the newest other one.
-            server_bytes: memory of a server; None: of this machine.
+            candidate: The version to roll out.
+            settings: Settings of the rollout.
+            why: Reason, for the history.
+            baseline: The version to compare with; None: the version that serves; without a state, an older version.
+            server_bytes: Memory of a server, bytes; None: the memory of this machine.
 
         Raises:
             ConfigError: a gate of `dry_run` is unknown.
-            UserError: another rollout is running, the version does not exist, clients of the
-                baseline could not call it, or both do not fit in memory.
+            UserError: another rollout is running, the version does not exist, clients of the baseline could not
+                call it, or both versions do not fit in memory.
             DataError: the candidate is damaged.
         """
         check_names(settings)
@@ -131,7 +131,7 @@ class ModelRollouts:
         def begin(state: RolloutState | None) -> RolloutState:
             alone = baseline is None and self.repository.versions(self.model) == [candidate]
             if state is None and alone:
-                # Without a state, a server would answer from the next version as soon as it is pushed.
+                # Without a state, servers would switch to the next version as soon as it is pushed.
                 return first_version(candidate, settings=settings, now_s=time.time(), who=self.who)
             serving = self._newest_other(candidate) if baseline is None else baseline
             begun = start(
@@ -161,18 +161,18 @@ class ModelRollouts:
         return self.change(begin, what="start", why=why)
 
     def state(self) -> RolloutState | None:
-        """The state; None if the model has none."""
+        """Return the current state; None if the model has no state."""
         stored = self._files.latest()
         return None if stored is None else state_of(stored.content["state"])
 
     def hold(self, *, why: str) -> int:
-        """Let the state decide about traffic from now on, before a version is pushed that must be rolled out.
+        """Create a state if the model has none, so that the next pushed version takes no traffic before its rollout.
 
         Args:
-            why: for the history.
+            why: Reason, for the history.
 
         Returns:
-            The version that takes the traffic: the newest one if the model has no state.
+            The version that takes the traffic; if the model had no state, the newest version.
         """
         newest = max(self.repository.versions(self.model))
 
@@ -187,12 +187,12 @@ class ModelRollouts:
     def change(
         self, operation: Callable[[RolloutState | None], RolloutState], *, what: str, why: str
     ) -> RolloutState:
-        """Make the result of an operation the newest state; decided again if another writer was first.
+        """Append the state that an operation returns. If another writer was first, apply the operation to its state.
 
         Args:
-            operation: the change; gets None if the model has no state yet.
-            what: its name, for the history.
-            why: for the history.
+            operation: Returns the new state for the current state, or for None if the model has no state yet.
+            what: Name of the change, for the history.
+            why: Reason, for the history.
 
         Raises:
             UserError: the change is not possible, or the operation raises it.
@@ -205,22 +205,22 @@ class ModelRollouts:
                 self._check_unmoved(seen, stored, what=what)
             state = operation(before)
             if state is before:
-                return state  # another operator has done it already
+                return state  # the change has no effect: another operator has already made it
             event = Event(what=what, who=self.who, why=_one_line(why), at_s=time.time())
             try:
                 change(self._files, stored, state, event)
             except Conflict:
                 seen = before
-                continue  # another writer was first: decide again from its state
+                continue  # another writer was first: apply the operation to its state
             return state
 
     def apply(self, operation: Change, *, what: str, why: str) -> RolloutState:
         """Change the state of a model that has one.
 
         Args:
-            operation: the change.
-            what: its name, for the history.
-            why: for the history.
+            operation: Returns the new state for the current state.
+            what: Name of the change, for the history.
+            why: Reason, for the history.
 
         Raises:
             UserError: the model has no rollout, or the change is not possible.
@@ -234,7 +234,7 @@ class ModelRollouts:
         return self.change(changed, what=what, why=why)
 
     def pause(self, *, why: str) -> RolloutState:
-        """Keep the traffic as it is.
+        """Keep the current traffic split until `resume`.
 
         Raises:
             UserError: no rollout is running.
@@ -244,10 +244,10 @@ class ModelRollouts:
         )
 
     def resume(self, *, why: str) -> RolloutState:
-        """Go on after a pause, or end a stage that waits for a person.
+        """Continue after a pause, or leave a stage that waits for an operator.
 
         Raises:
-            UserError: the rollout does not wait.
+            UserError: the rollout is neither paused nor in a stage that waits.
         """
         return self.apply(lambda now: resume(now, now_s=time.time()), what="resume", why=why)
 
@@ -255,9 +255,9 @@ class ModelRollouts:
         """Go to the next stage now, or end an A/B test.
 
         Args:
-            full: go to 100 % at once.
-            version: of an A/B test: the arm that takes all traffic; None: no arm.
-            why: for the history.
+            full: Whether to go to 100 % immediately.
+            version: The arm that takes all traffic, to end an A/B test; None: go to the next stage.
+            why: Reason, for the history.
 
         Raises:
             UserError: the rollout is over, or the version is not an arm of the test.
@@ -271,11 +271,11 @@ class ModelRollouts:
         return self.apply(move, what="promote", why=why)
 
     def roll_back(self, *, to: int | None, why: str) -> RolloutState:
-        """Take all traffic off the candidate at once.
+        """Take all traffic from the candidate immediately.
 
         Args:
-            to: the version that takes it; None: the baseline.
-            why: for the history.
+            to: The version that takes the traffic; None: the baseline.
+            why: Reason, for the history.
 
         Raises:
             UserError: the model has no rollout or no such version; the traffic does not change.
@@ -290,7 +290,7 @@ class ModelRollouts:
         return self.apply(back, what="rollback", why=why)
 
     def status(self) -> Rollout:
-        """The current state of the rollout.
+        """Return the current state of the rollout, with its counts and results.
 
         Raises:
             UserError: the model has no rollout.
@@ -305,14 +305,17 @@ class ModelRollouts:
         return Rollout(state=state, counts=counts, gates=gates)
 
     def history(self) -> list[tuple[Event, RolloutState]]:
-        """All changes, oldest first."""
+        """Return all states and the changes that led to them, oldest first."""
         return [
             (Event(**stored.content["event"]), state_of(stored.content["state"]))
             for stored in self._files.history()
         ]
 
     def _check_unmoved(self, seen: RolloutState, stored: Stored, *, what: str) -> None:
-        """Two operators who advance a rollout at once advance it one stage, not two; going back is always possible."""
+        """Refuse a change if the rollout has moved since it was read, so that two operators do not advance it two stages.
+
+        A rollback is never refused.
+        """
         now = state_of(stored.content["state"])
         is_same = (seen.rollout, seen.phase, seen.stage) == (now.rollout, now.phase, now.stage)
         if is_same or what in ("start", "rollback"):
@@ -330,7 +333,7 @@ class ModelRollouts:
             raise UserError(
                 f"{self.model!r} must have a version to compare with",
                 got=Plain(f"version {candidate} only"),
-                fix="Push a version to go back to first.",
+                fix="First push a version that the rollout can go back to.",
             )
         older = [each for each in others if each < candidate]
         return max(older or others)
@@ -348,9 +351,9 @@ def _one_line(text: str) -> str:
 
 
 def operator() -> str:
-    """The user of this process: user@host."""
+    """Return the user of this process as user@host."""
     try:
         user = getpass.getuser()
-    except (OSError, KeyError, ImportError):  # a container's user may have only a number
+    except (OSError, KeyError, ImportError):  # a user in a container may have a number but no name
         user = str(os.getuid())
     return f"{user}@{os.uname().nodename}"

@@ -1,9 +1,9 @@
-"""The paths of rollouts on the REST port: show, judge and change rollouts as the commands do.
+"""The REST paths of rollouts: the same operations as the commands of `stoker rollout`.
 
 GET  /v1/rollouts                     every model with a rollout
-GET  /v1/rollouts/MODEL               its state, counts and history
-GET  /v1/rollouts/MODEL/result        of the newest A/B test
-GET  /v1/rollouts/MODEL/verdict       pass, fail or inconclusive; POST answers a status that says it
+GET  /v1/rollouts/MODEL               state, counts and history
+GET  /v1/rollouts/MODEL/result        result of the newest A/B test
+GET  /v1/rollouts/MODEL/verdict       pass, fail or inconclusive; POST: 412 unless it is the expected one
 POST /v1/rollouts/MODEL/start         {"version": 7, "settings": {...}, "baseline": 5, "why": "..."}
 POST /v1/rollouts/MODEL/ACTION        pause, resume, promote ({"full": true} or {"version": 6}), rollback ({"to": 5}); each
                                       with "why"
@@ -35,12 +35,12 @@ _PATH = re.compile(r"/v1/rollouts(?:/(?P<model>[^/]+)(?:/(?P<action>[a-z]+))?)?"
 _PREFIX = "/v1/rollouts"
 
 OTHER_VERDICT = 412
-"""Status of a verdict other than the expected one: controllers such as Flagger read only the status."""
+"""HTTP status if the verdict is not the expected one, for controllers such as Flagger that read only the status."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Change:
-    """The body of a request that changes something."""
+    """The body of a request that changes a rollout."""
 
     why: str = ""
 
@@ -124,7 +124,7 @@ def _rollback(_: str, rollouts: ModelRollouts, request: ExtraRequest) -> Any:
 ROUTES: dict[tuple[str, str], tuple[Role, Handler]] = {
     ("GET", ""): (Role.ADMIN, _show),
     ("GET", "result"): (Role.ADMIN, _result),
-    # Other controllers need only this: their key cannot change anything.
+    # External controllers need only the verdict, so a key without the admin role is enough.
     ("GET", "verdict"): (Role.PREDICT, _verdict),
     ("POST", "verdict"): (Role.PREDICT, _verdict),
     ("POST", "start"): (Role.ADMIN, _start),
@@ -133,25 +133,25 @@ ROUTES: dict[tuple[str, str], tuple[Role, Handler]] = {
     ("POST", "promote"): (Role.ADMIN, _promote),
     ("POST", "rollback"): (Role.ADMIN, _rollback),
 }
-"""Method and last part of a path below `/v1/rollouts/MODEL` -> the required role, and the function that answers."""
+"""HTTP method, last part of a path below `/v1/rollouts/MODEL` -> required role, function that answers."""
 
 
 class RolloutRoutes:
-    """Answers the paths of rollouts, the same way in each process that serves."""
+    """Answers requests to the paths of rollouts, in each process of a server."""
 
     def __init__(self, *, gate_folder: Path | None = None) -> None:
-        """Args: gate_folder: of the modules of Python gates; None if it has none."""
+        """Args: gate_folder: Folder with the modules of Python gates; None: no Python gates."""
         self._gate_folder = gate_folder
         self._metrics = RolloutMetrics()
 
     def role_of(self, method: str, path: str) -> Role | None:
-        """The role that a request needs; None if it is not about rollouts."""
+        """Return the role that a request needs; None if its path is not about rollouts."""
         if not path.startswith(_PREFIX):
             return None
         found = _PATH.fullmatch(path)
         if found is None:
             return None
-        # An unknown path needs the highest role, so that other roles cannot find out which paths exist.
+        # An unknown path needs the admin role, so that other roles cannot find out which paths exist.
         return ROUTES.get((method, found["action"] or ""), (Role.ADMIN, None))[0]
 
     def answer(self, request: ExtraRequest) -> ExtraAnswer:
@@ -177,7 +177,7 @@ class RolloutRoutes:
         return answer if isinstance(answer, ExtraAnswer) else ExtraAnswer(content=answer)
 
     def families(self, served: Mapping[str, Served]) -> Sequence[Sequence[str]]:
-        """The metrics of all rollouts, in Prometheus' text format."""
+        """Return the metrics of all rollouts, in Prometheus' text format."""
         return self._metrics.families(served)
 
     def _all(self, served: Mapping[str, Served]) -> list[dict[str, Any]]:
@@ -186,7 +186,9 @@ class RolloutRoutes:
             if (each.base / FOLDER).is_dir():
                 try:
                     shown = summary(self._open(each, "").status())
-                except UserError as error:  # its state is damaged or missing: the others are shown
+                except (
+                    UserError
+                ) as error:  # the state of this model is damaged or missing: show the other models
                     shown = {"error": error.line()}
                 found.append({"model": model, **shown})
         return found
@@ -205,7 +207,7 @@ def _unknown(request: ExtraRequest) -> ServeError:
 
 
 def _body(kind: type[Body], request: ExtraRequest) -> Body:
-    """Parse the body of a request; an empty body means all defaults.
+    """Parse the body of a request; an empty body is the same as {}.
 
     Raises:
         UserError: the body is not JSON, or has unknown keys.
@@ -213,5 +215,5 @@ def _body(kind: type[Body], request: ExtraRequest) -> Body:
     try:
         content = json.loads(request.body or b"{}")
     except (ValueError, RecursionError):
-        raise UserError("The body must be JSON", got=Plain("other text")) from None
+        raise UserError("The body must be JSON", got=Plain("a body that is not JSON")) from None
     return build(kind, content, where="")

@@ -1,7 +1,7 @@
 """Copies the versions of a container image into a shared repository: `python -m stoker.rollout.seed FROM TO`.
 
-It runs before each server of a Kubernetes deployment with a shared repository, on several nodes at once. A model that
-has no rollout state yet gets one, so that a later version takes no traffic before `stoker rollout start`.
+It runs before each server of a Kubernetes deployment with a shared repository, possibly on several nodes at once. It
+creates a rollout state for a model without one, so that a later version takes no traffic before `stoker rollout start`.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _WHY = "first version of an image"
 
 
 def seed(source: Path, target: Path) -> list[Pushed]:
-    """Copy each version of a repository into another one, with its number.
+    """Copy each version of a repository to another repository, under the same number.
 
     Raises:
-        UserError: a version is damaged, or the other repository has another model under its number.
+        UserError: a version is damaged, or the other repository has a different version under its number.
     """
     images, shared = Repository(source), Repository(target)
     done = []
@@ -38,7 +38,7 @@ def seed(source: Path, target: Path) -> list[Pushed]:
 
 
 def main(arguments: list[str]) -> int:
-    """Run the command and return its exit code."""
+    """Run the command; return its exit code."""
     source, target = map(Path, arguments)
     try:
         for pushed in seed(source, target):

@@ -1,4 +1,4 @@
-"""Whether clients of one version can call another version."""
+"""Checks whether clients of one version can call another version."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ def check_compatible(baseline: Path, candidate: Path) -> None:
     """Check that the candidate accepts every request that the baseline accepts.
 
     Args:
-        baseline: folder of the version that serves.
-        candidate: folder of the other version.
+        baseline: Folder of the version that serves.
+        candidate: Folder of the other version.
 
     Raises:
         UserError: a signature, an input or an output is missing or of another type or shape.
@@ -41,7 +41,7 @@ def check_compatible(baseline: Path, candidate: Path) -> None:
 
 
 def signatures_of(folder: Path) -> Mapping[str, meta_graph_pb2.SignatureDef]:
-    """The signatures of a version, by name.
+    """Return name -> signature of a version.
 
     Raises:
         DataError: its SavedModel is damaged.
@@ -81,7 +81,7 @@ def _differences(
 def _takes(
     new: tensor_shape_pb2.TensorShapeProto, served: tensor_shape_pb2.TensorShapeProto
 ) -> bool:
-    """Whether every shape that was accepted is still accepted."""
+    """Return whether the new input accepts every shape that the old one accepts."""
     if new.unknown_rank:
         return True
     if served.unknown_rank or len(new.dim) != len(served.dim):

@@ -1,4 +1,4 @@
-"""The verdict on a candidate in one word, with its evidence: for other controllers and for people."""
+"""The verdict on a candidate (pass, fail, inconclusive) with its evidence, for other controllers and for users."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from stoker.rollout.state.state import Phase, RolloutState
 
 
 def verdict_of(found: Rollout, *, version: int | None = None) -> tuple[Verdict, str]:
-    """Whether the candidate is good enough for more traffic.
+    """Return whether a version is good enough for more traffic, and the reason.
 
     Args:
-        found: the current rollout.
-        version: the version to judge; None: the candidate.
+        found: The rollout's current state.
+        version: The version to judge; None: the candidate.
 
     Returns:
-        The verdict, and why.
+        The verdict and its reason.
     """
     state = found.state
     if state.is_test:
@@ -57,17 +57,17 @@ def _by_phase(found: Rollout) -> tuple[Verdict, str]:
 
 
 def candidate_requests(found: Rollout) -> int:
-    """Answers of the candidate in this stage."""
+    """Return the number of the candidate's answers in this stage."""
     return requests_of(found.counts, stage=found.state.stage, version=found.state.candidate)
 
 
 def evidence(model: str, found: Rollout, *, version: int | None = None) -> dict[str, Any]:
-    """The verdict and its evidence, as a JSON object.
+    """Return the verdict and its evidence as a JSON object.
 
     Args:
-        model: the model.
-        found: the current rollout.
-        version: the version to judge; None: the candidate.
+        model: Name of the model.
+        found: The rollout's current state.
+        version: The version to judge; None: the candidate.
     """
     state = found.state
     verdict, reason = verdict_of(found, version=version)
@@ -81,7 +81,7 @@ def evidence(model: str, found: Rollout, *, version: int | None = None) -> dict[
 
 
 def summary(found: Rollout) -> dict[str, Any]:
-    """The current state of a rollout, as a JSON object."""
+    """Return the current state of a rollout as a JSON object."""
     state = found.state
     return {
         "baseline": state.baseline,

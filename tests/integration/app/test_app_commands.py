@@ -77,7 +77,10 @@ def test_the_designs_own_two_files_lead_to_a_served_model(
     assert stoker("run", str(tmp_path)) == 0
 
     said = capfd.readouterr()
-    assert "The section resources is for a cluster; this run uses this machine." in said.err
+    assert (
+        "This run uses this machine; the section `resources` applies to jobs on a cluster only."
+        in said.err
+    )
     for part in (
         "utilization",
         "waiting for input",

@@ -101,7 +101,7 @@ def test_a_model_that_cannot_be_served_is_the_users_error(
         'keras.Model(features, Odd()(layers.Dense(1, activation="sigmoid")(x)))',
     )
 
-    with pytest.raises(ConfigError, match=f"the untrained model must answer.*{said}") as caught:
+    with pytest.raises(ConfigError, match=f"the exported model must answer.*{said}") as caught:
         rehearse(folder)
     assert caught.value.exit_code == EXIT_USER
 

@@ -174,7 +174,7 @@ def test_the_lock_file_of_a_tuning_holds(
     # A minute is one measurement where the machine is slow, which says nothing if others took its cores.
     monkeypatch.setattr(tuning, "CHECK_S", 300.0)
     assert invoke(["tune", "--check", str(tuned[0])], debug=False) == 0
-    assert "The lock file still holds." in capsys.readouterr().out
+    assert "The figures of the lock file are still reached." in capsys.readouterr().out
 
 
 @pytest.mark.soak

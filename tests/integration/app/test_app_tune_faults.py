@@ -172,7 +172,7 @@ def test_a_tuning_that_is_killed_leaves_the_experiment_as_it_was(
 
     # A second one would measure the first.
     assert invoke(["tune", str(planted)], debug=False) == 2
-    assert "measured by one process at a time" in capsys.readouterr().err
+    assert "measured by only one process at a time" in capsys.readouterr().err
 
     process.send_signal(signal.SIGKILL)
     process.wait()

@@ -465,11 +465,11 @@ def test_a_run_is_proved_on_vectors_too(trained: Trained) -> None:
             "label: prices",
             "must hold one value per record.*lists of varying length",
         ),
-        ("slices: [age]", "slices: [tags]", "hold one value a record.*'tags'.*length 3"),
+        ("slices: [age]", "slices: [tags]", "hold one value per record.*'tags'.*length 3"),
         (
             "slices: [age]",
             "slices: [words]",
-            "hold one value a record.*'words'.*lists of varying length",
+            "hold one value per record.*'words'.*lists of varying length",
         ),
         (
             "preprocessing: model:preprocessing_fn\n",

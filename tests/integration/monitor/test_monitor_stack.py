@@ -135,4 +135,4 @@ def test_an_ended_program_is_named_and_down_ends_the_other(running: Running) -> 
 
     ended = stoker("down", "--state", str(running.stack.state))
     assert ended.stdout == f"ended Prometheus, http://{running.stack.address}\n"
-    assert stoker("down", "--state", str(running.stack.state)).stdout == "nothing to end\n"
+    assert stoker("down", "--state", str(running.stack.state)).stdout == "nothing to stop\n"

@@ -139,14 +139,14 @@ def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
     [
         (["ab", "m", "--arms", "1=50,2=40", "--key", "u"], "must sum to 100. Received: 1=50,2=40"),
         (["ab", "m", "--arms", "1=100", "--key", "u"], "at least two arms"),
-        (["ab", "m", "--arms", "1=50,1=50", "--key", "u"], "must be another version"),
+        (["ab", "m", "--arms", "1=50,1=50", "--key", "u"], "must be a different version"),
         (["ab", "m", "--arms", "1=99.9999,2=0.0001", "--key", "u"], "at least 0.01 %"),
         (["ab", "m", "--arms", "1=nan,2=50", "--key", "u"], "at least 0.01 %"),
         (["ab", "m", "--arms", "1=50,two=50", "--key", "u"], "'two=50' is not an arm"),
         (["ab", "m", "--arms", "1=50,9=50", "--key", "u"], "must have a version 9"),
         (["ab", "m", "--arms", "1=50,2=50", "--key", "u", "--baseline", "3"], "one of its arms"),
         (["ab", "m", "--arms", "1=50,2=50", "--key", "u", "--metric", "mean"], "first or sum"),
-        (["ab", "m", "--arms", "1=50,2=50", "--key", ""], "must have a key"),
+        (["ab", "m", "--arms", "1=50,2=50", "--key", ""], "needs a key"),
         (["outcome", "m", "--key", "a", "--value", "1"], "has no A/B test"),
         (["result", "m"], "has no A/B test"),
     ],
@@ -202,7 +202,10 @@ def outcomes_are_recorded_or_refused(
 
     before = {path.name: path.read_bytes() for path in logs.glob("outcomes-*")}
     status, body = second.report({"user-0": 1.0, "nobody": 1.0}, **ADMIN)
-    assert (status, "took part in the A/B test. Received: 'nobody'" in body["error"]) == (404, True)
+    assert (status, "taken part in the A/B test. Received: 'nobody'" in body["error"]) == (
+        404,
+        True,
+    )
     assert second.report({"user-0": 2.0}, **ADMIN)[0] == 400
     assert second.report(late, Authorization="Bearer only-for-predictions")[0] == 403
     assert second.report(late)[0] == 401
@@ -279,7 +282,7 @@ def the_chosen_version_takes_all_traffic(
 ) -> None:
     for refused, said in (
         (["promote", "m"], "An A/B test has no stages"),
-        (["promote", "m", "--version", "7"], "must end with one of its arms"),
+        (["promote", "m", "--version", "7"], "must be one of its arms"),
         (["start", "m", "2"], "Only one rollout"),
         (["ab", "m", "--arms", "1=50,2=50", "--key", "u"], "Only one rollout or A/B test"),
     ):
@@ -293,7 +296,7 @@ def the_chosen_version_takes_all_traffic(
 
     assert second.report({"user-0": 1.0}, **ADMIN)[0] == 404
     assert rollout(models, "outcome", "m", "--key", "user-0", "--value", "1") == EXIT_USER
-    assert "must be under an A/B test" in capsys.readouterr().err
+    assert "must be in an A/B test" in capsys.readouterr().err
     assert rollout(models, "result", "m") == EXIT_DONE
     assert "over (completed)" in capsys.readouterr().out
     assert [event.what for event, _ in ModelRollouts(models, "m").history()] == ["ab", "promote"]

@@ -221,7 +221,7 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
         (["start", "m", "3", "--server", "http://"], "must be a URL"),
         (["start", "m", "3", "--server-memory", "nan"], "--server-memory"),
         (["start", "m", "3", "--shadow-tolerance", "nan"], "must be a number of at least 0"),
-        (["promote", "m", "--version", "3"], "Only an A/B test ends with a version"),
+        (["promote", "m", "--version", "3"], "--version must be used for an A/B test only"),
         (["rollback", "m", "--to", "9"], "must have a version 9"),
     ],
 )

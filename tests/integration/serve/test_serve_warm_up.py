@@ -75,5 +75,5 @@ def test_any_other_file_is_refused_and_so_are_requests_that_were_pushed_and_chan
 
     with pytest.raises(DataError, match="not in its manifest"):
         verify(version)
-    with pytest.raises(DataError, match="bytes that differ from those pushed"):
+    with pytest.raises(DataError, match="bytes that differ from the pushed ones"):
         verify(with_requests)

@@ -215,7 +215,7 @@ def test_bench_against_the_real_server(
 
     assert bench(served, "--model", "half", "--data", rows, "--closed", "--seconds", 0.3) == 0
     table = capfd.readouterr().out
-    for word in ("answers", "p50", "p99.9", "closed loop", "generator's CPU"):
+    for word in ("answers", "p50", "p99.9", "closed loop", "CPU of the load generator"):
         assert word in table
 
 
@@ -223,7 +223,7 @@ def test_bench_against_the_real_server(
     ("arguments", "reason"),
     [
         ((), "--model must name"),
-        (("--model", "half"), "either a --rate or be --closed"),
+        (("--model", "half"), "needs either --rate or --closed"),
         (("--model", "half", "--rate", "1", "--closed"), "Received: both"),
         (("--model", "half", "--closed"), "neither --data nor --image"),
         (("--model", "no", "--closed", "--data", "ROWS"), "HTTP 404"),

@@ -119,8 +119,8 @@ def test_what_the_model_declares_is_the_same_over_both(served: Any) -> None:
         ([{"fare": 1.5, "place": [1.5, 2], "company": "a"}], "'place' must hold int64"),
         ([{"fare": "x", "place": [1, 2], "company": "a"}], "'fare' must hold float32"),
         ([{"fare": 1, "place": [1, 2], "company": 3}], "'company' must hold strings"),
-        ([ROWS[0], {**ROWS[0], "place": [1]}], "rows of one length"),
-        ([ROWS[0], {**ROWS[0], "company": ["a"]}], "'company' must have rows of one length"),
+        ([ROWS[0], {**ROWS[0], "place": [1]}], "rows of the same length"),
+        ([ROWS[0], {**ROWS[0], "company": ["a"]}], "'company' must have rows of the same length"),
         ([ROWS[0], {"fare": 1.0}], "row 1: fare"),
         ([7.0], "an object of the inputs"),
     ],
@@ -133,7 +133,7 @@ def test_rows_that_do_not_fit_are_refused_before_grpc_sends_them(
 
 
 def test_the_client_does_not_pad_where_the_model_may_not_cut_it_off(served: Any) -> None:
-    reason = "'place' must have rows of one length.*send one row"
+    reason = "'place' must have rows of the same length.*send one row"
     with RestClient(served.rest) as client, pytest.raises(UserError, match=reason):
         client.predict("taxi", [ROWS[0], {**ROWS[0], "place": [1]}])
 
@@ -240,9 +240,9 @@ def odd() -> Iterator[tuple[str, list[dict[str, str]]]]:
     [
         ("broken", RefusedError, "HTTP 500: <h1>oh no</h1>"),
         ("busy", RefusedError, "HTTP 503: too busy. Ask again later."),
-        ("silent", NoAnswerError, "no answer within 0.5 s. Give it longer"),
+        ("silent", NoAnswerError, "no answer within 0.5 s. Set a longer"),
         ("gone", NoAnswerError, "closed connection without response"),
-        ("page", DataError, "Is it a model server"),
+        ("page", DataError, "Check that a model server"),
         ("other", DataError, "must hold 'predictions'"),
         ("deep", DataError, "must answer with JSON"),
         ("deep-refusal", RefusedError, "HTTP 500: [[["),
@@ -435,7 +435,7 @@ def test_calls_errors_are_one_line(served: Any, stoker: Any, tmp_path: Path) -> 
     for arguments, reason in (
         ((), "neither --data nor --image"),
         (("--data", row), "Expecting value in line 2, column 11"),
-        (("--data", picture), "Images go by --image"),
+        (("--data", picture), "Send images by --image"),
         (("--data", tmp_path / "no"), "No such file"),
         (
             ("--data", who, "--image", picture, "--url", served.rest),

@@ -361,7 +361,10 @@ def test_an_experiment_is_converted_with_its_own_rows(
         (["convert", str(folder), *arguments, str(tmp_path / "c")], "its own rows"),
         (["convert", versions, *arguments, str(tmp_path / "a")], "does not exist yet"),
         (["convert", str(tmp_path), *arguments, str(tmp_path / "c")], "whole SavedModel"),
-        (["convert", versions, *arguments, str(tmp_path / "c"), "--tolerance", "-1"], "below 0"),
+        (
+            ["convert", versions, *arguments, str(tmp_path / "c"), "--tolerance", "-1"],
+            "must be 0 or more",
+        ),
     ]
     for command, reason in refused:
         assert invoke(command, debug=False) == 2, command
@@ -456,7 +459,7 @@ def test_lists_of_different_lengths_that_the_model_does_not_pad_are_refused(
     command = ["convert", str(models["dense"]), "--to", "litert", "--data", str(rows)]
 
     assert invoke([*command, "--out", str(tmp_path / "out")], debug=False) == 2
-    assert "input 'x' must have rows of one length" in capfd.readouterr().err
+    assert "input 'x' must have rows of the same length" in capfd.readouterr().err
 
 
 def test_a_foreign_error_of_a_converter_is_not_hidden(tmp_path: Path) -> None:

@@ -626,6 +626,6 @@ def test_a_damaged_version_is_not_deployed(base: Path, tmp_path: Path) -> None:
     shutil.copytree(base, tmp_path / "half_plus")
     (tmp_path / "half_plus" / "2" / "saved_model.pb").write_bytes(b"x")
 
-    with pytest.raises(DataError, match="bytes that differ from those pushed"):
+    with pytest.raises(DataError, match="bytes that differ from the pushed ones"):
         read_model(tmp_path / "half_plus", version=None)
     assert read_model(tmp_path / "half_plus", version=1)[:2] == ("half_plus", 1)

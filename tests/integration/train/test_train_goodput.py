@@ -155,7 +155,7 @@ def test_a_killed_run_goes_on_with_its_wall_time_and_without_a_listener(
 
     assert code == 0, trainer.said()
     for warning in (
-        "nothing is written for TensorBoard, training goes on: ",
+        "training continues without files for TensorBoard: ",
         "metrics are not served, training goes on: ",
         "stoker.prom cannot be written, training goes on: ",
         "metrics are not sent by OTLP, training goes on: ",

@@ -120,5 +120,5 @@ def test_a_value_that_is_not_a_dense_tensor_is_refused() -> None:
         to_array(odd)
     with pytest.raises(UserError, match="datetime64"):
         fill_tensor(message("TensorProto"), np.array(["2026-01-01"], "datetime64[s]"))
-    with pytest.raises(UserError, match="strings only"):
+    with pytest.raises(UserError, match="only strings"):
         fill_tensor(message("TensorProto"), np.array([b"a", 1], dtype=object))

@@ -86,5 +86,5 @@ def test_padding_that_the_model_may_not_cut_off_is_an_error(
     name = next(iter(known["serving_default"].inputs))
     rows = [{name: [1, 2]}, {name: [3]}]
 
-    with pytest.raises(UserError, match=f"'{name}' must have rows of one length.*one row at"):
+    with pytest.raises(UserError, match=f"'{name}' must have rows of the same length.*one row at"):
         padded(Request(rows=rows, signature=signature), lambda: known)

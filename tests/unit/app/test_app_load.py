@@ -94,7 +94,7 @@ def test_a_generator_that_was_late_marks_its_figures() -> None:
         ({"stopped": True}, "stopped by hand after 2.0 s"),
         ({"cpu_share": 0.97}, "97% of a core"),
         ({"waited": latencies(*[0.3] * 10)}, "for one of 4 connections"),
-        ({"errors": {"HTTP 503": 3}}, "answers with status 200 only"),
+        ({"errors": {"HTTP 503": 3}}, "only answers with status 200"),
     ],
 )
 def test_limits_of_the_figures_are_reported(more: dict[str, Any], word: str) -> None:
@@ -119,8 +119,8 @@ def test_the_picture_is_whole_and_its_line_only_rises(values: list[float]) -> No
 @pytest.mark.parametrize(
     ("settings", "rule"),
     [
-        ({"rate_per_s": 0}, "above 0 requests a second"),
-        ({"rate_per_s": float("nan")}, "above 0 requests a second"),
+        ({"rate_per_s": 0}, "above 0 requests per second"),
+        ({"rate_per_s": float("nan")}, "above 0 requests per second"),
         ({"rate_per_s": 1e6, "seconds": 3600}, "at most|to 10,000,000 requests"),
         ({"rate_per_s": 0.01}, "from 1 to"),
         ({"rate_per_s": None, "seconds": 1e9}, "at most 3600 seconds"),

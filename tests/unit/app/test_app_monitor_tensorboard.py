@@ -34,7 +34,7 @@ def test_an_experiment_without_runs_is_one_line(tmp_path: Path) -> None:
 
     assert done.returncode == 2
     assert len(done.stderr.splitlines()) == 1
-    assert "must have a run that has begun to train. Received: none in " in done.stderr
+    assert "needs a run that has begun to train. Received: none in " in done.stderr
     assert done.stderr.endswith("Run `stoker train` first.\n")
 
 

@@ -85,7 +85,9 @@ def test_a_version_that_was_rolled_back_stays_out_and_one_that_won_is_the_next_b
     assert rollouts.status().state.phase is Phase.ROLLED_BACK
 
     assert push(wanted, "a").startswith("rollout of version 3 began")
-    with pytest.raises(UserError, match="Only one rollout or A/B test of a model can be under way"):
+    with pytest.raises(
+        UserError, match="Only one rollout or A/B test of a model can run at a time"
+    ):
         push(wanted, "b")
     rollouts.apply(lambda state: promote_fully(state, now_s=1.0), what="promote", why="")
     assert push(wanted, "b") == (

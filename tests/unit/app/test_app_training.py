@@ -94,5 +94,7 @@ def test_a_continued_run_keeps_its_parameter_servers(tmp_path: Path, began: str)
     resolve_once(tmp_path, TrainConfig(), before)
     (tmp_path / CHECKPOINTS / "step-0000000003").mkdir(parents=True)
 
-    with pytest.raises(UserError, match="must continue with parameter servers if it started"):
+    with pytest.raises(
+        UserError, match="must continue with parameter servers if and only if it started"
+    ):
         resolve_once(tmp_path, TrainConfig(), replace(RESOLVED, strategy=other))  # type: ignore[arg-type]  # a string of a Literal

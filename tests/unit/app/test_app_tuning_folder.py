@@ -37,7 +37,10 @@ def test_the_next_tuning_removes_the_scratch_folders_of_a_killed_one(
         (left / "checkpoints").mkdir(parents=True)
         (first / TRIALS / "01.log").write_text("what it said\n")
 
-        with pytest.raises(BusyError, match="by one process at a time"), locked_folder(experiment):
+        with (
+            pytest.raises(BusyError, match="by only one process at a time"),
+            locked_folder(experiment),
+        ):
             pass
         assert left.exists(), "it was in use"
 
@@ -122,7 +125,7 @@ def test_a_tuning_that_ended_early_and_kept_nothing_leaves_an_earlier_lock(
         (["--out", "x", "."], "--out is for a script"),
         (["--set", "a=1", "--", "true"], "Received: --set a=1."),
         (["mine", "--set", "a=1", "--", "true"], "Received: mine --set a=1."),
-        (["--"], "Received: nothing behind `--`."),
+        (["--"], "Received: nothing after `--`."),
     ],
 )
 def test_an_option_of_the_other_kind_of_profile_is_refused(

@@ -128,7 +128,7 @@ def test_ports_of_a_job_on_this_machine_are_printed(
     assert capsys.readouterr().out.endswith(": 127.0.0.1:6006\n")
 
     assert invoke(["jobs", "port-forward", trained.name], debug=False) == 2
-    assert "no port of its run" in capsys.readouterr().err
+    assert "its run announced no port" in capsys.readouterr().err
     run = run_of_job(trained)
     assert run is not None
     with published(job.runs, run.folder.name, "127.0.0.1:9123"):

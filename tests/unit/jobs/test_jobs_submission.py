@@ -210,8 +210,11 @@ def test_a_job_that_may_run_elsewhere_is_not_submitted_to_another_target(experim
         (["--on", "local", "--memory", "0"], "--memory must be from 0.125 to 65536 GiB"),
         (["--on", "local", "--time-limit", "soon"], "--time-limit must be a duration"),
         (["--on", "local", "--time-limit", ""], "--time-limit must be a duration"),
-        (["--on", "local", "--secret", ""], "--secret takes the name of an environment variable"),
-        (["--on", "local", "--secret", "KEY=value"], "variable. Received: 'KEY'. The target"),
+        (["--on", "local", "--secret", ""], "--secret must be the name of an environment variable"),
+        (
+            ["--on", "local", "--secret", "KEY=value"],
+            "variable. Received: 'KEY'. Give only the name",
+        ),
         (["--on", "local", "--label", "team"], "--label must be KEY=VALUE"),
         (["--on", "local", "--label", "team=a b"], "--label must be KEY=VALUE"),
         (["--on", "local", "--label", "stoker/job=x"], "--label must be KEY=VALUE"),
@@ -332,8 +335,8 @@ def test_a_target_of_the_jobs_own_experiment_is_known_everywhere(
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["/x"], "JOB/WORKER takes the number of a worker"),
-        (["/-1"], "JOB/WORKER takes the number of a worker"),
+        (["/x"], "WORKER in JOB/WORKER must be a number"),
+        (["/-1"], "WORKER in JOB/WORKER must be a number"),
         (["/7"], "Received: 7; workers with logs: 0."),
         (["/7", "-f"], "are 0 to 0. Received: 7."),
     ],

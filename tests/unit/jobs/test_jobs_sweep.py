@@ -114,7 +114,7 @@ def test_a_sweep_is_named_by_the_beginning_of_its_id_and_stands_for_all_of_its_j
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--at-once", "2"], "--at-once belongs to a sweep. Received: 2."),
+        (["--at-once", "2"], "--at-once needs --sweep. Received: 2."),
         (["--sweep", "train.epochs"], "--sweep must be KEY=VALUE,VALUE. Received: 'train.epochs'."),
         (["--sweep", "train.epoch=1,2"], "train.epoch is not a setting"),
         (["--sweep", "train.epochs=1,x"], "train.epochs"),

@@ -46,8 +46,8 @@ def test_arms_are_read_as_shares() -> None:
         ("5=100", "at least two arms"),
         ("5=100,6=0", "each of at least 0.01 %"),
         ("5=150,6=-50", "each of at least 0.01 %"),
-        ("5=50,5=50", "must be another version"),
-        ("-1=50,5=50", "must be another version"),
+        ("5=50,5=50", "must be a different version"),
+        ("-1=50,5=50", "must be a different version"),
         ("5=nan,6=50", "each of at least 0.01 %"),
         ("", "'' is not an arm"),
         ("5,6", "'5' is not an arm"),
@@ -122,13 +122,13 @@ def test_a_test_ends_with_the_version_that_is_chosen() -> None:
 def test_what_a_test_does_not_allow_is_refused() -> None:
     canary = start(None, 6, serving=5, settings=RolloutSettings(), now_s=0.0)
     refused: dict[str, Callable[[], object]] = {
-        "must end with one of its arms": lambda: end_test(begun(), 8, now_s=0.0),
-        "Only an A/B test ends": lambda: end_test(canary, 6, now_s=0.0),
+        "must be one of its arms": lambda: end_test(begun(), 8, now_s=0.0),
+        "--version must be used for an A/B test only": lambda: end_test(canary, 6, now_s=0.0),
         "Only one rollout or A/B test": lambda: begun(canary),
         "started by me, A/B test": lambda: start(
             begun(), 8, serving=5, settings=RolloutSettings(), now_s=0.0
         ),
-        "must have a key": lambda: begin_test(None, TEST, settings=RolloutSettings(), now_s=0.0),
+        "needs a key": lambda: begin_test(None, TEST, settings=RolloutSettings(), now_s=0.0),
         "has no stages": lambda: advance(begun(), now_s=0.0),
         "An A/B test has": lambda: promote_fully(begun(), now_s=0.0),
         "Only a running rollout": lambda: pause(begun(), reason=""),

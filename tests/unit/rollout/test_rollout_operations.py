@@ -191,7 +191,7 @@ def damage(root: Path, version: int) -> None:
 def test_a_damaged_version_is_not_rolled_out(root: Path) -> None:
     damage(root, 2)
 
-    with pytest.raises(DataError, match="bytes that differ from those pushed"):
+    with pytest.raises(DataError, match="bytes that differ from the pushed ones"):
         ModelRollouts(root, "taxi").start(2, RolloutSettings(), why="")
     assert ModelRollouts(root, "taxi").history() == []
 
@@ -201,7 +201,7 @@ def test_no_traffic_goes_back_to_a_damaged_version(root: Path) -> None:
     begun = rollouts.start(2, RolloutSettings(), why="")
     damage(root, 1)
 
-    with pytest.raises(DataError, match="bytes that differ from those pushed"):
+    with pytest.raises(DataError, match="bytes that differ from the pushed ones"):
         rollouts.roll_back(to=None, why="")
     assert rollouts.status().state == begun
 
@@ -232,7 +232,7 @@ def test_the_state_of_a_model_may_begin_with_its_only_version(tmp_path: Path) ->
     assert (first.phase, first.stable, first.share) == (Phase.COMPLETED, 1, 1.0)
     with pytest.raises(UserError, match="must have a version to compare with"):
         rollouts.start(1, RolloutSettings(), why="")
-    with pytest.raises(UserError, match="takes all traffic already"):
+    with pytest.raises(UserError, match="already takes all traffic"):
         rollouts.roll_back(to=None, why="")
     repository.push(saved_model(tmp_path / "b", noise="b"), "taxi")
     begun = rollouts.start(2, RolloutSettings(), why="")

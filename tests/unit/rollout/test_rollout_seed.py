@@ -77,7 +77,7 @@ def test_another_model_under_the_same_number_is_refused_and_nothing_changes(
         seed(other, target)
     assert main([str(other), str(target)]) == UserError("").exit_code
     said = capfd.readouterr().err
-    assert (said.count("\n"), "Push it under another number" in said) == (1, True)
+    assert (said.count("\n"), "Push the model under another number" in said) == (1, True)
     assert (target / "taxi" / "3" / "saved_model.pb").read_bytes() == b"three"
     assert not list((target / "taxi").glob(".*.tmp"))
 

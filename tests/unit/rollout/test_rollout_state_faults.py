@@ -351,9 +351,9 @@ def test_of_fifty_operators_at_once_each_sees_what_the_others_did(
     races: dict[str, tuple[list[str], int]] = json.loads(done.stdout)
     made = {what: lines.count("done") for what, (lines, _) in races.items()}
     refusals = {
-        "start": "Only one rollout or A/B test of a model can be under way",
+        "start": "Only one rollout or A/B test of a model can run at a time",
         "promote": "promote must be decided again, because another change came first",
-        "rollback": "A rollout can be rolled back once",
+        "rollback": "A rollout can be rolled back only once",
     }
     for what, (lines, states) in races.items():
         others = [line for line in lines if line != "done"]

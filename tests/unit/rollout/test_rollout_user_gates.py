@@ -54,7 +54,7 @@ def test_a_file_of_gates_and_a_query_about_the_versions(tmp_path: Path) -> None:
         ("a: {python: 'a:b', max: .inf}", "gate a must have min <= max"),
         ("a: {python: 'a:b', timeout_s: 0}", "timeout_s of gate a must lie in 0.1..3600"),
         ("a: {python: 'a:b', maximum: 1}", "a.maximum is not a setting"),
-        ("a: {python: 'a:b', code: x}", "must not have name or code"),
+        ("a: {python: 'a:b', code: x}", "must not set name or code"),
     ],
 )
 def test_a_gate_of_another_form_is_refused(tmp_path: Path, text: str, said: str) -> None:
@@ -112,7 +112,7 @@ def test_start_notes_the_code_of_a_python_gate(rollouts: ModelRollouts, tmp_path
 @pytest.mark.parametrize(
     ("gates", "said"),
     [
-        ([UserGate(name="slow_p99", python="checks:margin")], "name of a built-in one"),
+        ([UserGate(name="slow_p99", python="checks:margin")], "name of a built-in gate"),
         ([UserGate(name="a", python="checks:margn")], "names a function of checks.py"),
         ([UserGate(name="a", python="other:margin")], "python of gate a names a module"),
         ([UserGate(name="a", python="checks:margin")] * 2, "The names of gates must differ"),

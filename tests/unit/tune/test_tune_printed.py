@@ -183,7 +183,7 @@ def test_a_check_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
         "It was loud.",
     ):
         assert expected in lines, expected
-    assert "The lock file still holds." not in lines
+    assert "The figures of the lock file are still reached." not in lines
 
 
 @pytest.mark.parametrize(

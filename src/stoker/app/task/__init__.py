@@ -1,1 +1,1 @@
-"""The in-job side of a training on several processes: worker, barrier, and the stage that starts them."""
+"""Code that runs inside a job: tasks, workers, their barrier, and the stage `train` on several processes."""

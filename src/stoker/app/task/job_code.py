@@ -1,4 +1,4 @@
-"""The folder of a job's code on this machine: unpacked once, and shared by all tasks on the machine."""
+"""Unpacks a job's code, once per machine; all tasks on the machine share the folder."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from pathlib import Path
 from stoker.jobs.archive import CODE, Code, unpack
 
 LOCAL = ("SLURM_TMPDIR", "TMPDIR")
-"""Environment variables that name a folder on the machine's local disk; the first one that is set counts."""
+"""Environment variables that can name a folder on the machine's local disk; the first one that is set is used."""
 
 
 def local_folder(environ: Mapping[str, str]) -> Path:
-    """Return the folder of unpacked code on this machine's local disk; each user has one."""
+    """Return the current user's folder for unpacked code on this machine's local disk."""
     names = (environ[name] for name in LOCAL if environ.get(name))
     return Path(next(names, "/tmp")) / f"stoker-code-{os.getuid()}"  # noqa: S108 - its owner is checked
 
@@ -24,7 +24,7 @@ def unpack_code(place: Path, digest: str, environ: Mapping[str, str]) -> Code:
     Args:
         place: The job's folder.
         digest: SHA-256 of the archive, hexadecimal.
-        environ: Names the folder on the machine's local disk.
+        environ: Environment variables; see `LOCAL`.
 
     Raises:
         DataError: the archive is gone or damaged.

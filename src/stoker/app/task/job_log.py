@@ -1,4 +1,4 @@
-"""The log of one task of a job: `logs/task-RANK.log`, each line with its time, bounded."""
+"""The log of one task of a job, `logs/task-RANK.log`: each line has its time, and the size is limited."""
 
 from __future__ import annotations
 
@@ -22,17 +22,17 @@ _LOG = logging.getLogger(__name__)
 
 
 class TaskLog:
-    """Appends lines; a failing disk loses lines, but ends nothing."""
+    """Appends lines to the log. If the disk fails, lines are lost, but the task continues."""
 
     def __init__(
         self, path: Path, *, secrets: Collection[str] = (), file_bytes: int = FILE_BYTES
     ) -> None:
-        """Open it; earlier starts of the job have written to the same files.
+        """Open the log, to which earlier starts of the job may have written.
 
         Args:
             path: The newest of the files.
-            secrets: Values that no line may hold.
-            file_bytes: Largest size of one file.
+            secrets: Values that are replaced in every line.
+            file_bytes: Maximum size of one file, bytes.
         """
         self.path = path
         self._secrets = sorted(filter(None, secrets), key=len, reverse=True)
@@ -40,7 +40,7 @@ class TaskLog:
         self._file, self._size = -1, 0
         self._failed = self._over = False
         self._cut = False
-        """The disk was full in the middle of the last line."""
+        """Whether the last line is incomplete because the disk was full."""
         with self._disk_failures():
             path.parent.mkdir(parents=True, exist_ok=True)
             self._open()
@@ -63,7 +63,7 @@ class TaskLog:
             self._cut = written < len(record)
 
     def end(self) -> None:
-        """Stop writing: a later start of the job uses the files."""
+        """Stop writing, because a later start of the job uses the files now."""
         self._over = True
         if self._file >= 0:
             os.close(self._file)

@@ -1,4 +1,4 @@
-"""The start of a job: it allocates a number. It imports no large library, because a scheduler waits for it."""
+"""Allocates the number of a job's next start. Imports no large library, because a scheduler waits for it."""
 
 from __future__ import annotations
 
@@ -23,12 +23,14 @@ def start_job(place: Path) -> int:
         UserError: the folder cannot be written.
     """
     require_job(place)
-    with writable(place, what="the folder of the job", fix="Check the file system and its rights."):
+    with writable(
+        place, what="the folder of the job", fix="Check the file system and its permissions."
+    ):
         return take_next(place)
 
 
 def require_job(place: Path) -> None:
-    """Check that a folder is that of a job.
+    """Check that a folder is the folder of a job.
 
     Raises:
         ConfigError: the folder is missing, or is not a job's.
@@ -37,5 +39,5 @@ def require_job(place: Path) -> None:
         raise ConfigError(
             f"{place} must be the folder of a job",
             got=Plain(f"no {place / DESCRIPTION}"),
-            fix="If it was deleted, submit the experiment again; check that this machine sees the file system.",
+            fix="Check that this machine sees the file system. If the folder was deleted, submit the experiment again.",
         )

@@ -1,7 +1,7 @@
 """One task of a job, which runs one `stoker` command.
 
-It finds its place, unpacks the code, agrees on addresses with the others, runs the command with
-`TF_CONFIG`, passes signals on to it, and writes its output to a log. The whole protocol:
+The task finds its rank, unpacks the code, exchanges addresses with the other tasks, runs the command with `TF_CONFIG`,
+forwards signals to the command, and writes the command's output to a log. The protocol is described in
 docs/reference/job-task.md.
 """
 
@@ -54,13 +54,13 @@ LOGS = "logs"
 """Folder of the tasks' logs, in the job's folder."""
 
 WAIT_VARIABLE = "STOKER_TASKS_WAIT_S"
-"""Environment variable: longest time that a task waits for the others, seconds."""
+"""Environment variable: maximum time that a task waits for the other tasks, seconds."""
 
 WATCH_S = 5.0
-"""Interval at which a task looks for a later start of the job, seconds."""
+"""Interval at which a task checks for a later start of the job, seconds."""
 
 ALL_ADDRESSES = "0.0.0.0"  # noqa: S104 - TensorFlow's server listens on all; a reserved port does not
-"""Host on which a port is reserved until TensorFlow uses it."""
+"""Address on which a port is reserved until TensorFlow uses it: all interfaces."""
 
 
 def run_task(place: Path, number: int, *, out: IO[str]) -> int:
@@ -72,10 +72,10 @@ def run_task(place: Path, number: int, *, out: IO[str]) -> int:
         out: Receives the output of the command.
 
     Returns:
-        0 done; 75 saved after a request to end; 1 all tasks must start again; 2 and 3 the user must fix the error.
+        0: done; 75: saved after a request to end; 1: all tasks must start again; 2 or 3: the user must fix the error.
 
     Raises:
-        UserError: the place, the code or the addresses are wrong.
+        UserError: the rank, the code or the addresses are wrong.
         Superseded: a later start of the job has begun.
     """
     require_job(place)
@@ -89,15 +89,15 @@ def run_task(place: Path, number: int, *, out: IO[str]) -> int:
 
 
 _OF_THE_TASK = (RANK, TASKS, FD_VARIABLE)
-"""Variables that give the task its place; the processes that it starts do not get them."""
+"""Environment variables that tell the task its rank; they are removed from the environment of its command."""
 
 
 class _Task:
-    """One task; a signal before its command runs ends it, a later one is forwarded."""
+    """One task. A signal before its command runs ends the task; a later signal is forwarded to the command."""
 
     def __init__(self, start: Incarnation, job: Job, out: IO[str]) -> None:
         self._start, self._job, self._out = start, job, out
-        # Variables of the job take precedence over those of the machine.
+        # The job's variables take precedence over the machine's.
         self._environ = {**os.environ, **job.environment}
         needs = job.resources
         self._place = find_place(
@@ -109,7 +109,7 @@ class _Task:
         self._passed_on: set[int] = set()
 
     def pass_on(self, number: signal.Signals) -> None:
-        """Forward a signal to the command; Ctrl-C is a request to save and end."""
+        """Forward a signal to the command; Ctrl-C is forwarded as a request to save and end."""
         if number == signal.SIGINT:
             number = signal.SIGTERM
         child = self._child
@@ -121,7 +121,7 @@ class _Task:
         child.send(number)
 
     def run(self) -> int:
-        """Run the command to its end; raises as `run_task`."""
+        """Run the command until it ends; raises the errors of `run_task`."""
         self._log.write(f"start {self._start.number} on {machine_name().partition('/')[0]}")
         if self._place.is_spare:
             self._take(
@@ -135,9 +135,12 @@ class _Task:
             raise
         self._log.write(f"start {self._start.number}: the command {how_it_ended(code)}")
         if code != EXIT_DONE:
-            # A command that failed because a later start has begun must not be started again.
+            # If the command failed because a later start has begun, raise Superseded, so that this start is not
+            # repeated.
             self._require_newest()
-        if code in self._passed_on:  # the signal came before it could listen: nothing is lost
+        if (
+            code in self._passed_on
+        ):  # the forwarded signal killed the command before it had a handler: nothing is lost
             return EXIT_PREEMPTED
         return code if code >= 0 else EXIT_BUG
 
@@ -168,11 +171,11 @@ class _Task:
         except Superseded:
             raise
         except UserError:
-            # A file system that does not respond for a moment; training ends if it cannot write.
+            # The file system may not respond for a moment. If it stays away, training ends when it cannot write.
             return
 
     def _meet(self, held: contextlib.ExitStack) -> dict[str, str]:
-        """Agree on addresses with the other tasks; return the command's own variables."""
+        """Exchange addresses with the other tasks; return the variables to set for the command."""
         place, folder = self._place, self._start.folder
         own = {**self._start.to_environment(), "PYTHONUNBUFFERED": "1"}
         if place.cluster is not None:
@@ -193,7 +196,7 @@ class _Task:
 
     def _take(self, line: str) -> None:
         self._log.write(line)
-        with contextlib.suppress(OSError, ValueError):  # the log has it
+        with contextlib.suppress(OSError, ValueError):  # the log has the line
             self._out.write(f"{line}\n")
             self._out.flush()
 
@@ -208,13 +211,13 @@ def _command(job: Job, code: Code) -> list[str]:
         )
     sets = [f"--set={each}" for each in path_overrides(code.experiment, job.folder)]
     runs = f"--set=runs={json.dumps(str(job.runs))}"
-    # The user's settings take precedence over the paths; the folder of runs is the job's.
+    # The user's settings take precedence over these paths, except for the folder of runs, which is the job's.
     python = [
         sys.executable,
         "-P",
         "-m",
         "stoker",
-    ]  # -P: modules in the current folder are not imported as Stoker's
+    ]  # -P: a module in the current folder cannot hide one of Stoker's
     return [*python, verb, *sets, *options, runs, str(code.experiment)]
 
 
@@ -231,7 +234,7 @@ def _secrets(job: Job, environ: Mapping[str, str]) -> list[str]:
         raise ConfigError(
             "every secret of the job must be in the environment of its tasks",
             got=Plain(f"no {', '.join(missing)}"),
-            fix="Set it on the target.",
+            fix="Set the variable on the target.",
         )
     return [environ[name] for name in job.secrets]
 

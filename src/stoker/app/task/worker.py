@@ -1,10 +1,10 @@
-"""`stoker train` as one task of a cluster that another launcher has started: `TF_CONFIG` names all of them.
+"""`stoker train` as one task of a cluster that another launcher has started: `TF_CONFIG` names all tasks.
 
-The chief (worker 0 in a cluster without a chief) runs the stages before training. It then writes what to
-train to a file in the runs folder, which all tasks must see at the same path. Every other task waits for
-that file and trains with its own copy of the experiment folder. The settings that each task was started with
-are part of the handshake, so no task's settings are silently ignored. The file of a killed chief is
-recognized because its heartbeat does not change.
+The chief (worker 0 in a cluster without a chief) runs the stages before training. It then writes
+the input of the training to a file in the runs folder, which all tasks must see at the same path. Every other task
+waits for this file and trains with its own copy of the experiment folder. The tasks compare the settings with which
+they were started, so that no task's settings are silently ignored. The file contains a heartbeat: if it does not
+change, the chief was killed.
 """
 
 from __future__ import annotations
@@ -41,14 +41,14 @@ POLL_S = 0.3
 """Poll interval of the waiting tasks, in seconds."""
 
 RELEASE_S = 60.0
-"""Longest time that the chief waits until the others know that there is nothing to train, in seconds."""
+"""Maximum time that the chief waits until the other tasks know that nothing will be trained, seconds."""
 
 LOG_EVERY_S = 60.0
 """Interval at which a waiting task logs that it waits, in seconds."""
 
 
 def task_of(environ: Mapping[str, str]) -> ClusterSpec | None:
-    """Return this process's place in a cluster, or None if it trains alone.
+    """Return this process's role in a cluster, or None if it trains alone.
 
     Raises:
         ConfigError: `TF_CONFIG` is malformed, gives this process the role of an evaluator, or names
@@ -60,8 +60,8 @@ def task_of(environ: Mapping[str, str]) -> ClusterSpec | None:
     if cluster.servers:
         raise ConfigError(
             "parameter servers must be started by `stoker train`",
-            got=Plain(f"TF_CONFIG with {len(cluster.servers)} of them"),
-            fix="Unset TF_CONFIG and run `stoker train --workers 2 --parameter-servers 1`, or remove them.",
+            got=Plain(f"TF_CONFIG with {len(cluster.servers)} parameter servers"),
+            fix="Unset TF_CONFIG and run `stoker train --workers 2 --parameter-servers 1`, or remove the servers.",
         )
     if cluster.job == "evaluator":
         raise ConfigError(
@@ -76,14 +76,14 @@ def task_of(environ: Mapping[str, str]) -> ClusterSpec | None:
 def coordinate(
     requested: Experiment, cluster: ClusterSpec, log: Callable[[str], None]
 ) -> Iterator[dict[str, Work]]:
-    """Yield the replacement for the work of the stage `train` in the process that leads the cluster.
+    """Yield a function that replaces the work of the stage `train` in the cluster's leader.
 
     If the stage does not run (the model is already trained, or an earlier stage failed), the other tasks
     are released, because they would wait forever.
 
     Args:
         requested: The experiment without the settings of a lock file.
-        cluster: This process's place in the cluster.
+        cluster: This process's role in the cluster.
         log: Receives lines for the user.
 
     Raises:
@@ -99,7 +99,7 @@ def coordinate(
         require_strategy(requested, servers=0)
         yield {"train": lead}
     except (Preempted, Superseded):
-        # After a restart it leads the waiting tasks; tasks of an earlier start of the job are gone.
+        # A restarted leader finds its tasks waiting; tasks of an earlier start of the job are gone.
         raise
     except Exception as error:  # reported to the waiting tasks, then raised again
         if not led.is_set():
@@ -113,7 +113,7 @@ def coordinate(
 def train_as_worker(
     requested: Experiment, cluster: ClusterSpec, log: Callable[[str], None]
 ) -> None:
-    """Wait for the chief, and train with it.
+    """Wait for the chief's file, and train with the cluster.
 
     Args:
         requested: The settings that this task was started with. They must equal the chief's, which training uses.
@@ -127,7 +127,7 @@ def train_as_worker(
     place = _place(requested, cluster)
     found = _wait_for_chief(place, cluster, log)
     if found["spec"] is None:
-        with contextlib.suppress(OSError):  # the chief timed out
+        with contextlib.suppress(OSError):  # the chief has stopped waiting
             (_barrier(place) / str(cluster.rank)).touch()
         if found["failed"]:
             raise peer_failed(cluster.leader, found["failed"])
@@ -149,25 +149,25 @@ def train_as_worker(
 
 def _with_own(spec: WorkerSpec, requested: Experiment) -> WorkerSpec:
     """Return the chief's spec with this task's own folder and settings."""
-    # Use the chief's settings until the handshake has compared them: with different settings a worker
-    # might fail or hang before the other tasks are informed.
+    # Use the chief's settings until all tasks have compared theirs: with different settings, a worker might fail or
+    # hang before the other tasks know of the difference.
     settings = yaml.safe_load(spec.experiment) | {"folder": str(requested.folder)}
     return replace(spec, experiment=yaml.safe_dump(settings), requested=shared_settings(requested))
 
 
 def _release(place: Path, cluster: ClusterSpec, failed: str) -> None:
-    """Publish that there is nothing to train, until all tasks have read it or `RELEASE_S` have passed."""
+    """Publish that nothing will be trained, until all tasks have read this or `RELEASE_S` have passed."""
     with _open_barrier(place) as barrier, _published(place, None, failed):
         until_s = time.monotonic() + RELEASE_S
         while len(list(barrier.iterdir())) < cluster.trainers - 1 and time.monotonic() < until_s:
-            time.sleep(POLL_S)  # no notification of remote writes
+            time.sleep(POLL_S)  # a shared file system sends no notification
 
 
 def _settings(experiment: Experiment, cluster: ClusterSpec) -> LaunchSettings:
     return LaunchSettings(
         workers=cluster.trainers,
         cluster=cluster,
-        # All tasks would have to restart, which only their launcher can do.
+        # This process cannot try again: all tasks would have to restart, which only their launcher can do.
         max_restarts=0,
         watchdog_s=experiment.train.watchdog_s,
     )
@@ -204,7 +204,7 @@ def _barrier(place: Path) -> Path:
 
 @contextlib.contextmanager
 def _open_barrier(place: Path) -> Iterator[Path]:
-    """Create an empty barrier folder, and remove it at the end."""
+    """Create an empty barrier folder; remove it when the block ends."""
     barrier = _barrier(place)
     shutil.rmtree(barrier, ignore_errors=True)
     barrier.mkdir(parents=True)
@@ -215,7 +215,7 @@ def _open_barrier(place: Path) -> Iterator[Path]:
 
 
 def _place(experiment: Experiment, cluster: ClusterSpec) -> Path:
-    """Return the file with which the chief publishes what to train, the same path for all tasks."""
+    """Return the path of the chief's file, which is the same for all tasks."""
     if (own := own_incarnation()) is not None:
         return own.folder / "cluster.json"
     return experiment.folder / experiment.runs / f".cluster-{fingerprint(cluster.jobs)[:16]}.json"
@@ -223,7 +223,7 @@ def _place(experiment: Experiment, cluster: ClusterSpec) -> Path:
 
 @contextlib.contextmanager
 def _published(place: Path, spec: WorkerSpec | None, failed: str = "") -> Iterator[None]:
-    """Publish the spec (None: nothing to train) and the failure, with a changing heartbeat."""
+    """Publish the spec (None: nothing to train) or the failure, with a heartbeat that changes while the block runs."""
     over, message = threading.Event(), {"spec": spec and asdict(spec), "failed": failed}
 
     def publish() -> None:
@@ -246,7 +246,7 @@ def _published(place: Path, spec: WorkerSpec | None, failed: str = "") -> Iterat
 
 
 def _write(place: Path, value: object) -> None:
-    # Without fsync: the file is useless after a crash.
+    # No fsync, because the file is useless after a crash.
     made = place.with_suffix(".tmp")
     made.write_text(json.dumps(value))
     os.replace(made, place)

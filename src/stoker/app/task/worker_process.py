@@ -1,7 +1,7 @@
 """`python -m stoker.app.task.worker_process SPEC.json`: one of several processes that train together.
 
-`SPEC.json` holds a `WorkerSpec`, and `TF_CONFIG` the process's place in the cluster. The process does the
-work of the stage `train` as a single process does, and writes its answer to files next to the spec.
+`SPEC.json` holds a `WorkerSpec`, and `TF_CONFIG` the process's role in the cluster. The process does the work of the
+stage `train`, and writes the result or the error to files next to the spec.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class WorkerSpec:
     """The input of a worker: the experiment, the outputs of earlier stages, and its folder."""
 
     experiment: str
-    """Every setting, as YAML: JSON keys are strings, but the classes in `class_weight` are numbers."""
+    """All settings, as YAML, because the keys of `class_weight` are numbers, which JSON cannot represent."""
 
     run_id: str
     """ID of the run."""
@@ -72,7 +72,7 @@ class WorkerSpec:
     """Folder of the stage `train`, shared by all workers."""
 
     barrier: str = ""
-    """Folder of the barrier, if another launcher started the tasks; else empty."""
+    """Folder of the barrier if another launcher started the tasks; else empty."""
 
     requested: dict[str, Any] = field(default_factory=dict)
     """Settings that this task was started with, if another launcher started it."""
@@ -100,7 +100,7 @@ class WorkerSpec:
 
 
 def ignore_progress(line: str, share: float | None) -> None:
-    """Do nothing: another process reports progress, or progress is not shown."""
+    """Do nothing; used where another process reports progress, or progress is not shown."""
 
 
 def main(spec_path: Path) -> int:
@@ -130,7 +130,7 @@ def main(spec_path: Path) -> int:
 
 
 def _train_in_cluster(spec: WorkerSpec, heartbeat: Heartbeat) -> Done:
-    """Train between the two barriers of the tasks that another launcher started."""
+    """Train as a task that another launcher started: wait for all tasks before, and for their exit after training."""
     cluster, barrier = read_tf_config(os.environ), Path(spec.barrier)
     if cluster is None:
         raise RuntimeError("a barrier needs a cluster in TF_CONFIG")
@@ -156,7 +156,7 @@ def _train(
         from stoker.train.parameter_server.cluster import serve_parameter_role
 
         heartbeat.enter("serve")
-        # A parameter server loses nothing when the launcher ends it, so it exits silently.
+        # The launcher ends a parameter server by a signal, which loses nothing, so it exits silently.
         with heard(ASKING, lambda _: os._exit(EXIT_PREEMPTED)):
             serve_parameter_role(cluster)
     (stage,) = (stage for stage in stages_of(context.experiment) if stage.name == "train")
@@ -164,27 +164,27 @@ def _train(
 
 
 FINISH_S = 60.0
-"""Longest time that the first task waits for the others to exit, in seconds."""
+"""Maximum time that the first task waits for the other tasks to exit, seconds."""
 
 POLL_S = 0.2
 """Poll interval in seconds: a shared file system sends no notification of a remote change."""
 
 READY = "ready-{rank}"
-"""File of a task that is ready to connect through TensorFlow."""
+"""File that marks a task as ready to connect through TensorFlow."""
 
 FAILED = "failed-{rank}.json"
 """File with the error of a task that cannot train."""
 
 
 def wait_for_all(barrier: Path, cluster: ClusterSpec) -> None:
-    """Mark this task as ready, and wait until all tasks are.
+    """Mark this task as ready, and wait until all tasks are ready.
 
     Raises:
-        UserError: another task cannot train; names the task and its error.
+        UserError: another task cannot train; the message names the task and its error.
     """
     while True:
         try:
-            # In every iteration: a restarted first task clears the folder.
+            # Written again in every iteration, because a restarted first task clears the folder.
             (barrier / READY.format(rank=cluster.rank)).touch()
         except FileNotFoundError:
             raise peer_failed(cluster.leader, "it has exited") from None
@@ -200,13 +200,13 @@ def wait_for_all(barrier: Path, cluster: ClusterSpec) -> None:
 def report_failure(barrier: Path, cluster: ClusterSpec, error: Exception) -> None:
     """Report to the waiting tasks that this task cannot train, and why."""
     failure = {"name": cluster.name, "line": line_of(error)}
-    if barrier.is_dir() and not isinstance(error, Superseded):  # else no task waits any more
+    if barrier.is_dir() and not isinstance(error, Superseded):  # else no task is waiting
         write_json(barrier / FAILED.format(rank=cluster.rank), failure)
 
 
 def finish(barrier: Path, cluster: ClusterSpec) -> None:
-    """Mark this task as finished; the first task waits for the others, which TensorFlow ends with it."""
-    with contextlib.suppress(OSError):  # the first task timed out and removed the folder
+    """Mark this task as finished. The first task waits for the others, because TensorFlow aborts them when it exits."""
+    with contextlib.suppress(OSError):  # the first task has stopped waiting and removed the folder
         (barrier / str(cluster.rank)).touch()
     until_s = time.monotonic() + FINISH_S
     while cluster.leads and time.monotonic() < until_s:
@@ -230,7 +230,7 @@ def peer_failed(name: str, line: str) -> UserError:
     return UserError(
         f"{name} failed before training started",
         got=Plain(line),
-        fix="Fix it, and start all tasks again.",
+        fix="Fix the error, and start all tasks again.",
     )
 
 
@@ -238,5 +238,5 @@ if __name__ == "__main__":
     code = main(Path(sys.argv[1]))
     sys.stdout.flush()
     sys.stderr.flush()
-    # TensorFlow's own shutdown waits for workers that may be gone.
+    # Skip TensorFlow's own shutdown, which waits for workers that may be gone.
     os._exit(code)

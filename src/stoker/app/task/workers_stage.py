@@ -28,17 +28,18 @@ SPEC = "spec.json"
 def on_workers(
     experiment: Experiment, *, workers: int, servers: int, pin: bool, log: Callable[[str], None]
 ) -> dict[str, Callable[[Context, Path], Done]]:
-    """Return the replacement for the work of the stage `train`, in the form that `run_chain` takes.
+    """Return the argument `works` of `run_chain` that runs the stage `train` on several processes.
 
     Args:
-        experiment: Its section `train` sets the number of restarts and the watchdog's timeout.
-        workers: Processes that compute steps.
-        servers: Parameter servers.
-        pin: Pin each worker to its own CPU cores.
+        experiment: Its section `train` sets the maximum number of restarts and the watchdog's timeout.
+        workers: Number of processes that compute steps.
+        servers: Number of parameter servers.
+        pin: Whether to pin each worker to its own CPU cores.
         log: Receives the output lines of all processes.
 
     Raises:
-        ConfigError: `train.strategy` is for a single process, or an elastic training cannot have so many workers.
+        ConfigError: `train.strategy` is for a single process, or an elastic training cannot have this number of
+            workers.
     """
     require_strategy(experiment, servers=servers)
     if experiment.train.elastic is not None and not servers:
@@ -54,7 +55,7 @@ def on_workers(
 
 
 def require_strategy(experiment: Experiment, *, servers: int) -> None:
-    """Reject a single-process strategy for several processes.
+    """Reject a strategy for a single process if several processes train.
 
     Raises:
         ConfigError: `train.strategy` is for a single process.
@@ -69,7 +70,7 @@ def require_strategy(experiment: Experiment, *, servers: int) -> None:
 
 
 def _require_elastic_size(experiment: Experiment, workers: int) -> None:
-    """Refuse a wrong number of workers before anything starts."""
+    """Refuse a number of workers that `train.elastic` does not allow."""
     settings = experiment.train
     each = (
         settings.replicas
@@ -89,8 +90,8 @@ def train_on_workers(
     Args:
         context: The experiment, and the earlier stages.
         folder: Folder of the stage.
-        settings: As for `train_by`; result and errors are also those of `train_by`.
-        log: As for `train_by`.
+        settings: See `train_by`, whose result and errors are those of this function too.
+        log: See `train_by`.
     """
     with scratch_folder(folder.parent / "workers") as scratch:
         return train_by(
@@ -111,7 +112,7 @@ def train_by(
     Args:
         spec: The input of the workers.
         scratch: Folder for the spec and for the answers.
-        settings: Number of processes, and the policy when one fails.
+        settings: Number of processes, and what to do when one fails.
         log: Receives the output lines and events of all processes.
         progress: Receives the progress of the first worker.
 
@@ -120,8 +121,8 @@ def train_by(
 
     Raises:
         UserError: a worker reported an error that the user must fix.
-        WorkerFailed: a worker failed otherwise, more often than `max_restarts`.
-        Preempted: this process received a signal, and the workers saved and exited.
+        WorkerFailed: workers failed for another reason, more often than `max_restarts`.
+        Preempted: this process received a signal, and the workers have saved and exited.
     """
 
     def heard(beat: Beat) -> None:
@@ -168,7 +169,7 @@ def spec_of(context: Context, folder: Path) -> WorkerSpec:
 
 
 def _error_of(scratch: Path, failed: WorkerFailed) -> UserError:
-    """Return the error that the worker recorded, or that it failed."""
+    """Return the error that the worker recorded; if it recorded none, an error that says that it failed."""
     if failed.failure.code == EXIT_SUPERSEDED:
         require_newest()
     answer = scratch / ERROR.format(rank=failed.failure.rank)

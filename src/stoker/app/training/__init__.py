@@ -1,1 +1,1 @@
-"""The stage `train`: the resolution of each `auto`, its parts, reports and errors."""
+"""The stage `train`: resolves each `auto`, sets up data and model, runs the loop, reports progress and errors."""

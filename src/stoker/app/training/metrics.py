@@ -1,4 +1,4 @@
-"""The metrics of a running training: their sources, and where they are published."""
+"""Collects and publishes the metrics of a running training."""
 
 from __future__ import annotations
 
@@ -24,12 +24,12 @@ from stoker.train.step.multi_step import clock_function
 from stoker.train.watch.stragglers import Stragglers
 
 LOCAL_STEPS = ".local-steps"
-"""Folder in the run in which the workers exchange their local step times."""
+"""Folder of the run in which workers exchange their local step times."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedWorker:
-    """One of several workers that wait for each other in every step."""
+    """The step times and stragglers of a worker that other workers wait for in every step."""
 
     local_step: LocalStepTime
     stragglers: Stragglers
@@ -38,12 +38,12 @@ class TimedWorker:
 def time_worker(
     folder: Path, place: Distribution | ClusterConnection, held: ExitStack
 ) -> TimedWorker | None:
-    """Start to time this worker, and to look for stragglers; None if no other worker waits for it.
+    """Start to time this worker and to detect stragglers; None if no other worker waits for this one.
 
     Args:
         folder: Folder of the stage.
         place: The workers that share a step.
-        held: Ends it.
+        held: Ends this when it is closed.
     """
     if not isinstance(place, Distribution) or place.workers < 2:
         return None
@@ -70,11 +70,11 @@ def offer_metrics(
         context: The experiment.
         folder: Folder of the stage.
         run_time: The account of wall time.
-        timed: One of several workers.
-        held: Ends it.
+        timed: This worker's timing, if it is one of several workers.
+        held: Ends this when it is closed.
 
     Returns:
-        The writer for training.
+        The writer to which training passes its metrics.
     """
     experiment, settings = context.experiment, context.experiment.train
     offers = settings.metrics_port is not None or settings.metrics_textfile is not None
@@ -101,15 +101,15 @@ def offer_metrics(
 
 
 def _sampled_gpus(held: ExitStack) -> GpuSampler | None:
-    """Start to sample the GPUs that this process may use; None without one."""
+    """Start to sample the GPUs that this process may use; None if it has no GPU."""
     uuids = visible_uuids(read_gpus().states, os.environ)
     return held.enter_context(GpuSampler(uuids=uuids)) if uuids else None
 
 
 def checkpoint_age_s(checkpoints: Path) -> float | None:
-    """Return the seconds since the newest checkpoint was published; None before the first."""
+    """Return the seconds since the newest checkpoint was published; None before the first checkpoint."""
     found = places(checkpoints)
     try:
         return max(0.0, time.time() - found[-1].stat().st_mtime) if found else None
-    except OSError:  # deleted meanwhile: the next read finds a newer one
+    except OSError:  # just deleted: the next call finds a newer checkpoint
         return None

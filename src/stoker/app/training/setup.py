@@ -38,20 +38,21 @@ if TYPE_CHECKING:
 
 
 AUTOS = ("batch_size", "steps_per_call", "precision", "xla", "strategy")
-"""Settings that a continued run keeps if they are `auto`, because replicas and learning rate depend on them."""
+"""Settings whose resolved value a continued run keeps if they are `auto`, because another value would change the
+training."""
 
 
 def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> ResolvedTraining:
-    """Return and record the resolved settings: those of the start, if the run is continued.
+    """Return and record the resolved settings; if the run is continued, keep the values of its start.
 
     Args:
         folder: The folder of the stage.
-        config: The user's section.
+        config: The section `train`.
         now: The resolution of every `auto` on this machine.
 
     Raises:
-        UserError: this machine does not have the devices that the run started with, or an elastic
-            training cannot have so many.
+        UserError: this machine does not have as many devices as the run started with, or an elastic training
+            cannot have this number.
     """
     if config.elastic is not None:
         require_size(config.elastic, now.replicas, what=_counted(now))
@@ -62,7 +63,7 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
         fixed = config.elastic is None
         if fixed and before.replicas != now.replicas and config.replicas == "auto":
             raise UserError(
-                "a continued run must have as many replicas as it started with",
+                "a run must continue with the number of replicas that it started with",
                 got=Plain(
                     f"{now.replicas} here ({now.why['strategy']}); it started with {before.replicas} "
                     f"({before.why['strategy']})"
@@ -80,16 +81,16 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
 
 
 def _counted(resolved: ResolvedTraining) -> str:
-    """Return the unit of an elastic training's size: workers, or their replicas."""
+    """Return the number that limits an elastic training: of workers, or of their replicas."""
     return "workers" if resolved.replicas == resolved.workers else "replicas over all workers"
 
 
 def _require_same_loop(before: ResolvedTraining, now: ResolvedTraining) -> None:
-    """Reject a change to or from parameter servers, whose checkpoints differ: their steps have no order."""
+    """Reject a change to or from parameter servers, whose checkpoints differ because their steps have no order."""
     served = "parameter_server"
     if (before.strategy == served) != (now.strategy == served):
         raise UserError(
-            "a run must continue with parameter servers if it started with them, and only then",
+            "a run must continue with parameter servers if and only if it started with them",
             got=Plain(f"{now.strategy} here; it started with {before.strategy}"),
             fix="Continue with `--workers` and `--parameter-servers` as before, or train in a new run.",
         )
@@ -102,7 +103,7 @@ def resolve_here(
 
     Args:
         context: The experiment, and the earlier stages.
-        transform: The features.
+        transform: Describes the features.
         devices: The devices of this machine.
         cluster: The content of TF_CONFIG, or None.
 
@@ -113,7 +114,7 @@ def resolve_here(
     config = context.experiment.own_dataset
     own = config is not None
     if config is not None:
-        # One step processes one batch of the user's dataset, whatever its size.
+        # One step processes one batch of the user's dataset; the batch may have any size.
         count = own_counts(config, analysis=context.results["analyze"])["train"]
         settings = replace(settings, batch_size=count.batch_size)
         rows = count.batches * count.batch_size
@@ -145,7 +146,7 @@ def begin_process(settings: TrainConfig, resolved: ResolvedTraining) -> Distribu
 
     Args:
         settings: The section `train`.
-        resolved: Its resolved settings.
+        resolved: The resolved settings.
 
     Returns:
         The devices and workers over which a step is distributed.
@@ -163,11 +164,11 @@ def begin_process(settings: TrainConfig, resolved: ResolvedTraining) -> Distribu
 def begin_with_servers(
     settings: TrainConfig, resolved: ResolvedTraining, cluster: ClusterSpec
 ) -> ClusterConnection:
-    """Do the same in the process that connects to parameter servers and workers.
+    """Apply the settings of the whole process that connects to parameter servers and workers.
 
     Args:
         settings: The section `train`.
-        resolved: Its resolved settings.
+        resolved: The resolved settings.
         cluster: The content of TF_CONFIG.
     """
     _configure_devices(settings)
@@ -192,7 +193,7 @@ def seed_process(settings: TrainConfig, resolved: ResolvedTraining) -> None:
 def open_and_build(
     context: Context, transform: AnyTransform, place: Distribution | ClusterConnection
 ) -> tuple[AnyDataset, BuiltModel]:
-    """Open the data and build the model, in a configured process.
+    """Open the data and build the model; the process must be configured.
 
     Raises:
         UserError: the user's code fails, or returns something that cannot be trained.
@@ -202,7 +203,7 @@ def open_and_build(
 
 
 def open_dataset_of(context: Context) -> AnyDataset:
-    """Open the data, after the seeds are set: a user-defined dataset may draw random numbers."""
+    """Open the data. Call it after the seeds are set, because a user-defined dataset may draw random numbers."""
     with context.wall.within("data"):
         return context.dataset()
 
@@ -218,7 +219,7 @@ def build_on(
     experiment: Experiment,
     transform: AnyTransform,
 ) -> BuiltModel:
-    """Build the model, after a user-defined dataset has drawn its random numbers."""
+    """Build the model. Call it after the data was opened, because a user-defined dataset draws random numbers first."""
     with place.strategy.scope():
         built = build_model(build, transform, what=experiment.model)
         require_label_of_each_output(built.model, transform.labels)
@@ -237,7 +238,7 @@ def callbacks_of(experiment: Experiment) -> list[keras.callbacks.Callback]:
 
 
 def service_of(experiment: Experiment, resolved: ResolvedTraining) -> ServiceConfig | None:
-    """Return the data service that prepares the training batches; None: this process does.
+    """Return the data service that prepares the training batches; None: this process prepares them.
 
     Raises:
         ConfigError: the settings exclude a data service.
@@ -246,15 +247,15 @@ def service_of(experiment: Experiment, resolved: ResolvedTraining) -> ServiceCon
         return None
     if experiment.train.deterministic:
         raise ConfigError(
-            "train.deterministic needs the local feed: a tf.data service guarantees no order",
+            "train.deterministic needs the local feed: a tf.data service does not keep the order of records",
             got=Plain("both train.deterministic and data.service"),
             fix="Remove one of them.",
         )
     if resolved.strategy == "multi_worker":
         raise ConfigError(
-            "train.strategy: multi_worker needs the local feed: a tf.data service would give each "
-            "worker other records of a step",
+            "train.strategy: multi_worker needs the local feed: a tf.data service does not give each "
+            "worker its own share of a step's records",
             got=Plain("both multi_worker and data.service"),
-            fix="Remove data.service: with several workers, each reads its own share.",
+            fix="Remove data.service: each worker then reads its own share.",
         )
     return experiment.data.service

@@ -79,12 +79,12 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger(__name__)
 
 LOCAL_WORKERS = "STOKER_LOCAL_WORKERS"
-"""Environment variable: number of processes that compute steps on this machine and share its memory."""
+"""Environment variable: number of processes that compute steps on this machine, and so share its memory."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Job:
-    """What a training works with: its data, its model and the settings that apply to them."""
+    """The opened data, the built model and the settings of a training."""
 
     dataset: AnyDataset
     transform: AnyTransform
@@ -96,15 +96,15 @@ class _Job:
     resolved: ResolvedTraining
     identity: Identity
     is_chief: bool
-    """Whether this process, of several workers, writes and logs."""
+    """Whether this process is the worker that writes files and logs."""
 
     inputs: dict[str, Any]
-    """Fields of `RunContext` with which the feeds are opened, and the feeds."""
+    """The feeds, and the settings that opened them: keyword arguments of `RunContext`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Reports:
-    """Where a training reports to while it runs."""
+    """The writers and accounts to which a training reports while it runs."""
 
     run_time: RunTime
     writer: Everywhere
@@ -122,8 +122,8 @@ def train(context: Context, folder: Path) -> Done:
         folder: Receives checkpoints, metrics and TensorBoard's events.
 
     Raises:
-        UserError: the settings, the user's code or the data are invalid; or numbers are not finite.
-        tf.errors.OpError: another of several workers is gone; worth another attempt.
+        UserError: the settings, the user's code or the data are invalid, or a loss or gradient is not finite.
+        tf.errors.OpError: another worker is gone; the launcher should start the workers again.
     """
     settings, transform = context.experiment.train, context.transform()
     cluster, devices = read_tf_config(os.environ), find_devices()
@@ -140,7 +140,7 @@ def train(context: Context, folder: Path) -> Done:
         place = begin_with_servers(settings, resolved, cluster)
     else:
         place = begin_process(settings, resolved)
-    # While workers connect, TensorFlow swallows SIGTERM until its handler is replaced.
+    # Replace TensorFlow's handler of SIGTERM, which it installs while workers connect and which ignores the signal.
     with listen_for_preemption() as preemption, ExitStack() as held:
         if isinstance(place, Distribution):
             handshake(place, {**identity, "settings": context.requested})
@@ -168,16 +168,17 @@ def _open_job(
     inputs: dict[str, Any],
     held: ExitStack,
 ) -> _Job:
-    """Open the data and build the model, and check that they fit each other."""
+    """Open the data, build the model, and check that they fit together."""
     experiment, transform = context.experiment, context.transform()
     settings = experiment.train
     dataset = open_dataset_of(context)
-    # No other thread may import anything while the user's code is imported.
+    # Import the user's code first: no other thread may import anything at the same time.
     context.wall.enter("build")
     build = load_build(experiment)
     feeds = None
     if isinstance(dataset, Dataset):
-        # In a thread while the model is built: shards draw no random numbers, a user-defined dataset may.
+        # Open shards in a thread while the model is built. A user-defined dataset may draw random numbers, so it is not
+        # opened in parallel.
         opening = functools.partial(open_feeds, dataset, transform, config=settings, **inputs)
         feeds = BackgroundCall(opening, name="open-data")
         held.callback(feeds.wait)
@@ -205,7 +206,7 @@ def _open_job(
 def _open_reports(
     context: Context, folder: Path, job: _Job, timed: TimedWorker | None, held: ExitStack
 ) -> _Reports:
-    """Open the writers of metrics and the account of wall time; of several workers, the chief's only."""
+    """Open the writers of metrics and the account of wall time; with several workers, only in the chief."""
     wall_time = folder / WALL_TIME if job.is_chief else None
     run_time = held.enter_context(RunTime(context.wall, wall_time))
     board = live = None
@@ -229,11 +230,11 @@ def _open_reports(
 
 
 def _open_board(folder: Path) -> TensorBoard | None:
-    """Return TensorBoard's files; None if they cannot be made, which is a warning."""
+    """Return the writer of TensorBoard's files; None, with a warning, if the files cannot be created."""
     try:
         return TensorBoard(folder)
     except UserError as error:
-        _LOG.warning("nothing is written for TensorBoard, training goes on: %s", error.line())
+        _LOG.warning("training continues without files for TensorBoard: %s", error.line())
         return None
 
 
@@ -258,7 +259,7 @@ def _run_context(
 
 
 def _watch(context: Context, folder: Path, job: _Job, reports: _Reports) -> Watch:
-    """Return TensorBoard with the run's settings in it, if this process writes it."""
+    """Return the writer for TensorBoard, after writing the run's settings to it; None if this process does not write."""
     if reports.board is None:
         return Watch()
     reports.board.settings(context.experiment.to_json(), run=context.run_id)
@@ -278,7 +279,7 @@ def _watch(context: Context, folder: Path, job: _Job, reports: _Reports) -> Watc
 
 
 def _progress_reporter(context: Context, reports: _Reports) -> Callable[[Progress], None]:
-    """Return what reports the step, the epoch and the metrics to the user."""
+    """Return a function that shows the step, the epoch and the metrics to the user."""
     settings = context.experiment.train
 
     @functools.cache
@@ -307,8 +308,8 @@ def _check_data(
     """Check labels, columns and metrics against the model; return the warnings.
 
     Raises:
-        ConfigError: the loss does not fit the labels, a metric names an unknown output or label, or a
-            value out of vocabulary has no row in an Embedding.
+        ConfigError: the loss does not fit the labels, a metric names an unknown output or label, or an Embedding has no
+            row for values out of vocabulary.
     """
     experiment, (dataset, transform) = context.experiment, data
     shapes = {output: spec.shape for output, spec in transform.labels.items()}
@@ -354,7 +355,7 @@ def _fit(
     settings: TrainConfig,
     run_context: RunContext,
 ) -> TrainResult | ParameterServerResult:
-    """Run the loop for one process or several, or the one for parameter servers."""
+    """Run the training loop: the loop for parameter servers, or the loop for one or several synchronous processes."""
     data = (job.dataset, job.transform)
     if isinstance(place, Distribution):
         return fit(
@@ -400,7 +401,7 @@ def _result(
 
 
 def _loop_facts(result: TrainResult | ParameterServerResult) -> LoopFacts:
-    """Return what the loop measured of itself."""
+    """Return the measurements of the training loop."""
     if isinstance(result, ParameterServerResult):
         return {
             "busy_fraction": None,
@@ -426,7 +427,7 @@ def _loop_facts(result: TrainResult | ParameterServerResult) -> LoopFacts:
 def _step_facts(
     result: TrainResult | ParameterServerResult, resolved: ResolvedTraining
 ) -> StepFacts:
-    """Return what is known about the steps, in addition to the trace of the devices."""
+    """Return facts about the steps that the trace of the devices does not contain."""
     wait = result.busy.input_wait if isinstance(result, TrainResult) else result.input_wait
     return StepFacts(
         of_script=False,

@@ -1,4 +1,4 @@
-"""Decides who has to fix a failed training step: the user, the launcher, or Stoker."""
+"""Sorts errors of a training step: for the user to fix, for the launcher to try again, or a bug of Stoker."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ _PEER_IS_GONE = (
     tf.errors.CancelledError,
     tf.errors.DeadlineExceededError,
 )
-"""Errors of an exchange between workers; a user error on another worker keeps its type."""
+"""Error types of a failed exchange between workers; a user error on another worker has another type."""
 
 
 @contextmanager
 def steps_are_the_users(*, workers: int) -> Iterator[None]:
-    """Turn a failure of the user's model, data or code into one line, and pass on all others.
+    """Turn an error of the user's model, data or code into a ConfigError; other errors are raised unchanged.
 
     Args:
-        workers: Processes that train together.
+        workers: Number of processes that train together.
 
     Raises:
-        ConfigError: the step failed because of the user's data, model or code, including
-            while it was traced.
-        tf.errors.OpError: another worker is gone; worth another attempt.
+        ConfigError: the step failed because of the user's data, model or code, during tracing or execution.
+        tf.errors.OpError: another worker is gone; the launcher should start the workers again.
     """
     try:
         yield
@@ -48,8 +47,8 @@ def steps_are_the_users(*, workers: int) -> Iterator[None]:
             raise ConfigError(
                 "a training step must fit in memory",
                 got=Plain(f"out of memory: {what_did_not_fit(error)}"),
-                fix="Set train.batch_size lower, or use train.remat: train.on_oom does not reduce a "
-                "batch under train.strategy: parameter_server.",
+                fix="Lower train.batch_size, or use train.remat. With train.strategy: parameter_server, train.on_oom "
+                "does not reduce the batch.",
             ) from error
         raise ConfigError(
             f"a training step failed{user_place(error)}",
@@ -65,7 +64,7 @@ def steps_are_the_users(*, workers: int) -> Iterator[None]:
 
 
 _ASSERTED = re.compile(r"assertion failed: \[(.*?)\](?:\s|$)", re.DOTALL)
-"""Message of an assertion; the text around it is its place in the graph."""
+"""Matches the message of an assertion; the text around the message is a place in the graph."""
 
 
 def _message(error: tf.errors.OpError) -> str:
@@ -74,7 +73,7 @@ def _message(error: tf.errors.OpError) -> str:
 
 
 def _advice(error: tf.errors.OpError) -> str:
-    # An error that Python raised explains itself.
+    # The message of an error raised in Python is clear without changes.
     if _ASSERTED.search(error.message) or "Traceback (most recent call last)" in error.message:
         return ""
     if "was expected to contain" in error.message:

@@ -1,1 +1,1 @@
-"""`stoker tune` and `stoker profile` on an experiment: the search, its check, what the lock file changes."""
+"""`stoker tune`, `stoker tune --check` and `stoker profile` for an experiment."""

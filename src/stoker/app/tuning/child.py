@@ -1,8 +1,8 @@
-"""`python -m stoker.app.tuning.child KIND SPEC.json QUESTIONS ANSWERS`: a process of a tuning.
+"""`python -m stoker.app.tuning.child KIND SPEC.json QUESTIONS ANSWERS`: a child process of a tuning or profile.
 
 KIND is `prepare` or `measure`. Questions arrive as JSON lines on the descriptor QUESTIONS, and answers
-leave as JSON lines on ANSWERS, because the user's code may print anything. The process exits when
-QUESTIONS is closed.
+leave as JSON lines on ANSWERS. Standard output is not used, because the user's code may print anything. The process
+exits when QUESTIONS is closed.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ KINDS: dict[str, type[Preparation | Session]] = {"prepare": Preparation, "measur
 """KIND -> the class that answers the questions."""
 
 XLA_SIGNS = ("tf2xla conversion failed", "XLA_CPU_JIT", "XLA_GPU_JIT")
-"""Parts of TensorFlow's error about a graph that XLA cannot compile."""
+"""Text by which TensorFlow's error about a graph that XLA cannot compile is recognized."""
 
 XLA_REASONS = ("XLA_CPU_JIT", "XLA_GPU_JIT", "compile-time constant", "nsupported")
-"""Parts of the line with the reason."""
+"""Text by which the line with the reason is recognized."""
 
-LONGEST_LINE = 300
+MAX_LINE = 300
 """Maximum length of an error text, characters."""
 
 
@@ -73,14 +73,14 @@ def answer_of(work: Callable[[], Any]) -> dict[str, Any]:
 
 
 def _cause(text: str) -> str:
-    """Return the most informative line: TensorFlow puts a Python error behind its own."""
+    """Return the most informative line of an error: TensorFlow appends the Python error to its own message."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     raised = [
         line for line in lines if re.match(r"(\{\{.*?\}\} )?[A-Za-z_.]*(Error|Exception): ", line)
     ]
     others = [line for line in lines if not line.endswith("Graph execution error:")]
     line = next(iter(raised or others or lines), "")
-    return re.sub(r"^\{\{.*?\}\} ", "", line)[:LONGEST_LINE]
+    return re.sub(r"^\{\{.*?\}\} ", "", line)[:MAX_LINE]
 
 
 def _refused_by_xla(text: str) -> str | None:
@@ -89,9 +89,9 @@ def _refused_by_xla(text: str) -> str | None:
         return None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     with_reason = (line for line in lines if any(reason in line for reason in XLA_REASONS))
-    # The operation's place in the graph is repeated after the reason.
+    # Remove the operation's place in the graph, which TensorFlow repeats after the reason.
     line = re.sub(r"\)\{\{node [^}]*\}\}", ")", next(with_reason, lines[0]))
-    return re.sub(r"\{\{node ([^}]*)\}\}", r"\1", line)[:LONGEST_LINE]
+    return re.sub(r"\{\{node ([^}]*)\}\}", r"\1", line)[:MAX_LINE]
 
 
 if __name__ == "__main__":
@@ -99,5 +99,5 @@ if __name__ == "__main__":
         code = main(sys.argv[1], Path(sys.argv[2]), _questions, _answers)
     sys.stdout.flush()
     sys.stderr.flush()
-    # Without TensorFlow's shutdown: what it still computes is not needed.
+    # Skip TensorFlow's shutdown, which would wait for computations that are not needed.
     os._exit(code)

@@ -1,4 +1,4 @@
-"""`stoker profile EXPERIMENT`: one training measured, explained and drawn; nothing is changed."""
+"""`stoker profile EXPERIMENT`: measures a training, and writes findings and plots; changes no setting."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ def profile(
     """Measure the training of an experiment with its own settings.
 
     Args:
-        experiment: With the settings of a lock file, if it is used.
+        experiment: The experiment, with the settings of its lock file if they apply.
         log: Receives lines for the user.
         progress: Receives the progress of the stages before `train`.
-        budget_s: Longest time for everything, seconds.
+        budget_s: Maximum time for all measurements, seconds.
 
     Raises:
         UserError: the experiment cannot be measured.
-        BusyError: another process measures it.
+        BusyError: another process measures the experiment.
     """
     with locked_folder(experiment) as folder:
         trials = Trials(experiment, folder / TRIALS, progress=progress)
@@ -104,7 +104,7 @@ def _device_finding(
 
 
 def _in_time(measure: Callable[[], tuple[str, Gain]]) -> tuple[str, Gain] | None:
-    """Return the last measurement, or None if the time was up: the others are valid without it."""
+    """Return the result of the last measurement; None if time ran out, as earlier measurements are valid without it."""
     try:
         return measure()
     except TrialFailed as failed:

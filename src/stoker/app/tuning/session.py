@@ -1,4 +1,4 @@
-"""The answers of a trial's child process: one setting of an experiment, opened to be measured."""
+"""In the child process of a trial: opens an experiment with one setting, and measures it."""
 
 from __future__ import annotations
 
@@ -48,17 +48,17 @@ class _Listener:
         self.log(line if share is None else f"{line} ({share:.0%})")
 
     def stage_ended(self, outcome: StageOutcome) -> None:
-        """Do nothing: the next stage reports itself."""
+        """Do nothing, because the next stage is reported when it begins."""
 
 
 class Preparation:
-    """Runs the stages before `train`, in a separate process that then frees its devices."""
+    """Runs the stages before `train`, in a separate process, which frees its devices when it exits."""
 
     def __init__(self, spec: Mapping[str, Any], log: Log) -> None:
         """Read the experiment.
 
         Args:
-            spec: `experiment`, YAML.
+            spec: A dict with `experiment`, the experiment as YAML.
             log: Receives progress lines.
         """
         self._experiment = build(Experiment, yaml.safe_load(spec["experiment"]))
@@ -71,7 +71,7 @@ class Preparation:
         return asdict(spec_of(chain.context(self._experiment, listener.progress), Path()))
 
     def close(self) -> None:
-        """Do nothing: the chain has closed its files."""
+        """Do nothing, because the chain has closed its files."""
 
 
 class _Losses:
@@ -85,20 +85,20 @@ class _Losses:
             self.found.append(float(scalars["loss"]))
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
-        """Do nothing: nothing was written before."""
+        """Do nothing, because this writer has no earlier output."""
 
     def close(self) -> None:
-        """Do nothing: no file is open."""
+        """Do nothing, because no file is open."""
 
 
 class Session:
-    """One setting of an experiment; each question opens what it needs."""
+    """Measures an experiment with one setting; each question opens only what it needs."""
 
     def __init__(self, spec: Mapping[str, Any], log: Log) -> None:  # noqa: ARG002 - as `Preparation`
         """Read the experiment and the outputs of the stages before `train`.
 
         Args:
-            spec: A `WorkerSpec`, JSON values; its folder is the scratch folder.
+            spec: A `WorkerSpec` as JSON values; its folder is the scratch folder.
             log: Receives progress lines.
         """
         worker = WorkerSpec(**spec)
@@ -127,7 +127,7 @@ class Session:
             "communication_s": probe.communication_s(),
             "transfer_s": probe.transfer_s(),
         }
-        # The probe may shorten calls; a lever changes the setting.
+        # Report the resolved setting, not the run's value: the probe may use shorter calls than the setting says.
         return {"facts": facts, "resolved": asdict(self._resolved), "model": self._model_facts()}
 
     def window(self, kind: Any, seconds: float) -> dict[str, Any]:
@@ -135,14 +135,15 @@ class Session:
         return asdict(self._measured().window(kind, seconds))
 
     def turns(self, seconds: float, count: int, pace_s: float) -> dict[str, list[Any]]:
-        """Measure windows of the resident step and of training in turn, so that both see the same machine.
+        """Measure windows of the step with resident data, and of training, in turn, so that both see the same machine.
 
-        After each pair the machine's own speed is measured for `pace_s`.
+        After each pair, the machine's own speed is measured for `pace_s` seconds.
         """
         probe = self._measured()
         paces, turns = [], []
         for number in range(count):
-            # The second window of a pair finds the machine warmed up by the first.
+            # The order changes from pair to pair, because the second window of a pair runs on a machine warmed up by
+            # the first.
             kinds: tuple[Kind, Kind] = ("resident", "real")
             if number % 2:
                 kinds = ("real", "resident")
@@ -152,7 +153,7 @@ class Session:
         return {"paces": paces, "turns": turns}
 
     def curve(self, seed: int, steps: int, every: int) -> list[float]:
-        """Return the mean losses of a training with another seed, one for each `every` steps."""
+        """Train with another seed, and return the mean loss of each group of `every` steps."""
         from stoker.train.measurement.measured_run import open_measured_run, train_for
 
         losses = _Losses()
@@ -165,7 +166,7 @@ class Session:
         return [sum(losses.found[at : at + calls]) / calls for at in range(0, whole, calls)]
 
     def precision(self, seconds: float, count: int) -> dict[str, Any]:
-        """Measure the speed of the step in memory in its precision and in another one, in turn."""
+        """Measure the step with resident data in its precision and in another precision, in turn."""
         from stoker.train.measurement.measured_run import open_measured_run
         from stoker.train.measurement.probe import open_probe
 
@@ -182,12 +183,11 @@ class Session:
         return {"precision": other, "pairs": pairs}
 
     def explain(self, seconds: float, peak_s: float, calls: int) -> dict[str, Any]:
-        """Return what a profile shows besides the windows.
+        """Return the facts of a profile other than the measured windows.
 
         Returns:
-            `calls`: calls of training, one after the other. `stages`: the cost of each stage of the
-            input. `machine`: see `_machine`. `findings`: avoidable costs in the model. `device`: see
-            `_device_time`.
+            `calls`: times of consecutive training calls. `stages`: the cost of each stage of the input.
+            `machine`: see `_machine`. `findings`: avoidable costs in the model. `device`: see `_device_time`.
         """
         return {
             "calls": self._measured().spans(calls),
@@ -213,7 +213,7 @@ class Session:
         return [asdict(found)]
 
     def _machine(self, seconds: float) -> dict[str, Any]:
-        """Return the model's FLOPs, the device's peak, memory, and the GPUs during training."""
+        """Return the model's FLOPs, the device's peak rate, the process's peak memory, and GPU use during training."""
         import resource
 
         from stoker.measure.mfu import full_rates, model_rate
@@ -228,7 +228,7 @@ class Session:
         return reached | {"peak_memory_bytes": peak_bytes, "gpus": gpus()}
 
     def _device_time(self, seconds: float) -> dict[str, Any]:
-        """Return the device time by kernel class during training; only `why` if there is none."""
+        """Return the device time by kernel class during training; if it cannot be measured, only the reason, `why`."""
         from stoker.measure.device_events import TraceError
         from stoker.measure.device_trace import can_trace, time_in, traced
         from stoker.train.model.keras_model import layer_types
@@ -270,7 +270,7 @@ class Session:
         )
         callbacks = callbacks_of(experiment)
         resolved = apply_user_hooks(resolved, settings, model=built.model, callbacks=callbacks)
-        # Callbacks that need every step are a part of it; none that writes files of the user runs.
+        # Callbacks that need every step are part of a step's cost. Callbacks that write the user's files do not run.
         kept = [c for c in callbacks if needs_every_train_step(c) and not writes_files(c)]
         return {
             "built": built,
@@ -289,7 +289,7 @@ class Session:
         store = None if has_own else self._context.shards().image_store
         facts = ModelFacts(
             passes_agree=has_own and _passes_agree(self._context),
-            # `original (as it came)` -> `original`.
+            # Drops a remark in parentheses: `original (as it came)` -> `original`.
             image_store=None if store is None else store.split()[0],
             made_here=probe.made_here,
             byte_features={} if train.feed.uint8 else results["analyze"].get("bytes", {}),
@@ -307,7 +307,7 @@ class Session:
             from stoker.train.setup.strategy import claim_devices
 
             train = self._context.experiment.train
-            # Before anything makes TensorFlow initialize its devices.
+            # Must run before TensorFlow initializes its devices.
             claim_devices(train)
             transform = self._context.transform()
             resolved = resolve_here(self._context, transform, find_devices(), None)
@@ -354,7 +354,7 @@ def _passes_agree(context: Context) -> bool:
 
 
 def _blocks(model: Any) -> tuple[str, ...]:
-    """Return the layers directly below the model that hold layers themselves."""
+    """Return the layers directly below the model that contain layers (blocks)."""
     from stoker.train.model.keras_model import walk_layers
 
     below = [path.split("/")[0] for path, _ in walk_layers(model) if "/" in path]
@@ -362,7 +362,7 @@ def _blocks(model: Any) -> tuple[str, ...]:
 
 
 def _gradient_bytes(model: Any, dtype: str) -> int:
-    """Return the size of one exchange between replicas."""
+    """Return the bytes of gradients that replicas exchange in one step."""
     import tensorflow as tf
 
     sizes = [weight.shape for weight in model.trainable_variables]

@@ -1,4 +1,4 @@
-"""Starts the trials of one experiment, in a folder that a single tuning or profile holds."""
+"""Starts the trials of one experiment, in a folder that only one tuning or profile may use at a time."""
 
 from __future__ import annotations
 
@@ -26,16 +26,16 @@ TRIALS = "trials"
 """Folder of the trials, in the folder of their tuning."""
 
 PREPARE = (sys.executable, "-m", "stoker.app.tuning.child", "prepare")
-"""The process that runs the stages before `train`."""
+"""Name of the process that runs the stages before `train`."""
 
 
 class Trials:
-    """Trials of one experiment; the stages that they read are run once per section `data`."""
+    """Starts trials of one experiment. The stages before `train` run once per distinct section `data`."""
 
     def __init__(
         self, experiment: Experiment, folder: Path, *, progress: Callable[[str], None]
     ) -> None:
-        """Create the factory.
+        """Create the object; no process starts yet.
 
         Args:
             experiment: The experiment that settings are added to.
@@ -51,7 +51,7 @@ class Trials:
         Args:
             settings: Values by dotted name of `stoker.yaml`, in addition to the experiment's own.
             name: Name of its files.
-            limits: How long it may take; the stages before `train` may take all the time that is left.
+            limits: Time limits of the trial; the stages before `train` may take all the time that is left.
 
         Raises:
             TrialFailed: the setting cannot be measured.
@@ -69,11 +69,11 @@ class Trials:
         return TrialClient(spec, folder=self._folder, name=name, limits=limits)
 
     def alone(self, *, name: str, within_s: float) -> closing[TrialClient]:
-        """Start a trial of the experiment without other settings; the block that uses it ends it.
+        """Start a trial of the unchanged experiment; it ends with the `with` block.
 
         Args:
             name: Name of its files.
-            within_s: Longest time for everything, seconds.
+            within_s: Maximum time of the whole trial, seconds.
         """
         return closing(self.open({}, name=name, limits=TrialLimits.within(within_s)))
 
@@ -106,13 +106,13 @@ def cannot_measure(failed: TrialFailed) -> UserError:
     return UserError(
         "the unchanged experiment must train to be measured",
         got=Plain(f"{failed.kind}: {failed.text}"),
-        fix="`stoker train` says more.",
+        fix="Run `stoker train` to see the whole error.",
     )
 
 
 @contextmanager
 def locked_folder(experiment: Experiment) -> Iterator[Path]:
-    """Create a folder for one tuning, and hold the lock: two at once would measure each other.
+    """Create a folder for one tuning, and hold its lock, because two tunings at a time would disturb each other.
 
     Raises:
         BusyError: another process measures the experiment.
@@ -126,9 +126,9 @@ def locked_folder(experiment: Experiment) -> Iterator[Path]:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             raise BusyError(
-                f"{experiment.name} is measured by one process at a time",
-                got=Plain(f"another holds {root / 'lock'}"),
-                fix="Wait until it has ended.",
+                f"{experiment.name} can be measured by only one process at a time",
+                got=Plain(f"another process holds {root / 'lock'}"),
+                fix="Wait until that process has ended.",
             ) from None
         name = f"{datetime.now(UTC):%Y%m%dT%H%M%SZ}-{secrets.token_hex(2)}"
         folder = root / name

@@ -1,4 +1,4 @@
-"""`stoker tune`: the search over trials with its lock file and report, and the check of a lock file."""
+"""`stoker tune`: runs the search, writes its lock file and report, and checks a lock file."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ class Tuning:
     report: Path
     ledger: Path
     kept_lock: bool = False
-    """The lock file is that of an earlier tuning: this one ended early, without keeping a setting."""
+    """Whether the lock file of an earlier tuning stays, because this tuning ended early without keeping a setting."""
 
 
 def tune(
@@ -52,20 +52,20 @@ def tune(
     """Tune an experiment, and write the lock file next to its `stoker.yaml`.
 
     Args:
-        experiment: Without the settings of an earlier lock file.
+        experiment: The experiment without the settings of an earlier lock file.
         limits: Limits of time, and the goal.
         log: Receives a line, and the seconds that are left.
         progress: Receives the progress of the stages before `train`.
 
     Raises:
         UserError: the experiment cannot be measured; its files are unchanged.
-        BusyError: another process measures it.
+        BusyError: another process measures the experiment.
     """
     if experiment.train.elastic is not None:
         raise ConfigError(
-            "`stoker tune` needs a training whose step does not depend on the number of workers it may get",
+            "`stoker tune` needs a step that does not depend on the number of workers",
             got=Plain("train.elastic"),
-            fix="Tune without it, `--set train.elastic=null`, and take over what does not change the batch.",
+            fix="Tune with `--set train.elastic=null`, then copy the kept settings that do not change the batch.",
         )
     with locked_folder(experiment) as folder:
         trials = Trials(experiment, folder / TRIALS, progress=progress)
@@ -94,7 +94,7 @@ def tune(
         write_json(folder / "tuned.json", as_json(tuned, usd_per_hour=prices))
         page = report(tuned, name=experiment.name, usd_per_hour=prices)
         write_atomic(result.report, page.encode(errors="backslashreplace"))
-        # Last, when the files that it refers to are on the disk.
+        # Written last, when the files to which the lock file refers are on the disk.
         if not result.kept_lock:
             write_lock(result.lock, _lock(experiment, tuned, folder))
     return result
@@ -165,41 +165,41 @@ def _begin(experiment: Experiment, limits: Limits) -> dict[str, Any]:
 
 
 CHECK_S = 60.0
-"""Longest time for a check, seconds."""
+"""Maximum time of a check, seconds."""
 
 PROMISED = {"busy_fraction": False, "samples_per_s": False, "busy_low": True, "pace": True}
-"""Promised figure -> whether it may be missing."""
+"""Figure that the lock file promises -> whether it may be missing."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Check:
-    """The figures that a lock file promises, and those measured now."""
+    """The figures that a lock file promises, and the figures measured now."""
 
     promised: dict[str, float]
     measured: dict[str, float]
     broken: tuple[str, ...]
-    """Sentences about the figures that do not hold."""
+    """One sentence for each figure that is no longer reached."""
 
     loads: tuple[Load | None, ...]
     """Load of other processes during each measurement."""
 
     not_quiet: str
-    """A sentence about that load; empty if the machine was quiet."""
+    """A sentence about the load; empty if the machine was quiet."""
 
     slower: str
-    """A sentence about a machine that is slower than it was; empty if it is not."""
+    """A sentence that the machine is slower than at tuning; empty if it is not."""
 
 
 def check(experiment: Experiment, *, progress: Callable[[str], None]) -> Check:
-    """Measure the figures that the lock file promises.
+    """Measure the figures that the lock file promises again.
 
     Args:
-        experiment: With the settings of the lock file.
+        experiment: The experiment with the settings of the lock file.
         progress: Receives the progress of the stages before `train`.
 
     Raises:
         ConfigError: the lock file is missing, or was measured on another machine or with another model.
-        CheckFailed: it cannot be measured within `CHECK_S`.
+        CheckFailed: the experiment cannot be measured within `CHECK_S`.
         UserError: the experiment cannot be measured.
     """
     lock = _checkable(experiment)
@@ -210,7 +210,7 @@ def check(experiment: Experiment, *, progress: Callable[[str], None]) -> Check:
         def measure(within_s: float) -> Measured:
             with trials.alone(name="check", within_s=within_s) as trial:
                 with watched_load(trial.pid) as load:
-                    # All processes share a minute, so each measures as few pairs as it can.
+                    # All processes share one minute, so each measures as few pairs as possible.
                     profile = trial.profile(most_pairs=MIN_PAIRS)
                 prices = experiment.resources.usd_per_hour
                 return Measured(figures=summary(profile, usd_per_hour=prices), load=load())
@@ -247,7 +247,7 @@ def _checkable(experiment: Experiment) -> Lock:
         )
     code = measured_code(experiment)
     if gone := [name for name in lock.code if name not in code]:
-        # Its settings would not be used, so the measurement would not be comparable.
+        # The lock file's settings would not be used, so the measurement would not be comparable.
         raise ConfigError(
             f"a check needs the experiment that {FILE} was measured with: {', '.join(gone)}",
             got=Plain(", ".join(code)),
@@ -256,7 +256,7 @@ def _checkable(experiment: Experiment) -> Lock:
     for name, optional in PROMISED.items():
         value = lock.after.get(name)
         if not (_is_number(value) or (optional and value is None)):
-            # No figure is less than NaN: such a promise could not be broken.
+            # A promise of NaN could not be broken, because no figure is less than NaN.
             raise ConfigError(
                 f"{FILE} must promise after.{name}, a number of 0 or more",
                 got=value,

@@ -1,1 +1,1 @@
-"""One file per verb: parse the arguments, call `app`, print the result."""
+"""One file per command, which parses the arguments, calls `app` and prints the result."""

@@ -22,27 +22,33 @@ if TYPE_CHECKING:
 
 
 MAX_BATCH = 100_000
-"""Maximum number of rows in one request, whose body is built and sent as a whole."""
+"""Maximum number of rows in one request: the whole body is held in memory."""
 
 
 def bench(
-    url: Annotated[str, typer.Argument(help="The server's REST interface.", metavar="URL")] = (
-        "http://127.0.0.1:8501"
-    ),
+    url: Annotated[
+        str, typer.Argument(help="URL of the server's REST interface.", metavar="URL")
+    ] = ("http://127.0.0.1:8501"),
     model: Annotated[str, typer.Option(help="The model's name on the server.")] = "",
     data: Annotated[
-        Path | None, typer.Option(help="JSON: rows to send, one per request, repeatedly.")
+        Path | None,
+        typer.Option(
+            help="JSON: rows to send, one per request; after the last row, the first follows."
+        ),
     ] = None,
     image: Annotated[
         list[Path],
         typer.Option(help="Image file instead of rows; may be given several times."),
     ] = [],  # noqa: B006 - typer copies it
     rate: Annotated[
-        float | None, typer.Option(help="Requests per second, independent of the response times.")
+        float | None, typer.Option(help="Requests per second, however long the answers take.")
     ] = None,
     closed: Annotated[
         bool,
-        typer.Option("--closed", help="Each connection sends its next request after the answer."),
+        typer.Option(
+            "--closed",
+            help="Each connection sends its next request when it has the answer to the last one.",
+        ),
     ] = False,
     seconds: Annotated[float, typer.Option(help="Duration, seconds.")] = 10.0,
     connections: Annotated[int, typer.Option(help="Connections.")] = 16,
@@ -53,7 +59,9 @@ def bench(
     allow_remote: Annotated[
         bool, typer.Option("--allow-remote", help="Allow a server on another machine.")
     ] = False,
-    plot: Annotated[Path | None, typer.Option(help="Write the latencies as an SVG plot.")] = None,
+    plot: Annotated[
+        Path | None, typer.Option(help="Write a plot of the latencies to this SVG file.")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Send REST load to a model server and report the latencies.
@@ -75,7 +83,7 @@ def bench(
         raise ConfigError("--model must name a model of the server", got=model)
     if (rate is None) != closed:
         raise ConfigError(
-            "load must have either a --rate or be --closed",
+            "load needs either --rate or --closed",
             got=Plain("both" if closed else "neither"),
             fix="Try --rate 100.",
         )
@@ -88,14 +96,14 @@ def bench(
     how = connection(timeout_s=timeout_s, ca=None, cert=None, key=None)
     with RestClient(url, connection=how) as client:
         if client.address.secure:
-            raise ConfigError("load must go over plain http", got=url)
+            raise ConfigError("load can be sent over plain http only", got=url)
         address = resolved(client.address.host, client.address.port, allow_remote=allow_remote)
         signatures = functools.cache(lambda: client.signatures(at))
         several = [
             padded(part, signatures)
             for part in _split(read_request(client, at, data, image, signature=signature), batch)
         ]
-        # Report a missing model, or rows that it refuses, before the load.
+        # One request before the load, to report a missing model or rows that the model refuses.
         client.ask(at, several[0])
         requests = http_requests(client.address, f"{at.path}:predict", several, how.headers)
     stopped = threading.Event()
@@ -112,7 +120,7 @@ def bench(
 
 
 def _split(request: Request, batch: int) -> list[Request]:
-    """One request for each `batch` rows."""
+    """Return requests of `batch` rows each."""
     import dataclasses
 
     if not 1 <= batch <= MAX_BATCH:
@@ -120,7 +128,7 @@ def _split(request: Request, batch: int) -> list[Request]:
     if request.rows is None:
         return [request]
     rows = list(request.rows)
-    # The last request continues with the first rows, so that all requests have the same size.
+    # The last request is filled up with the first rows, so that all requests have the same size.
     return [
         dataclasses.replace(
             request, rows=[rows[place % len(rows)] for place in range(start, start + batch)]
@@ -150,8 +158,8 @@ def _print(result: LoadResult, *, title: str, plot: Path | None) -> None:
         table.add_row(name, f"{count:,}")
     if result.lag.count:
         lag = f"p99 {_ms(result.lag.at(99))}, max {_ms(result.lag.max_s)}"
-        table.add_row("generator's lag", lag)
-    table.add_row("generator's CPU", f"{result.cpu_share:.0%} of a core")
+        table.add_row("lag of the load generator", lag)
+    table.add_row("CPU of the load generator", f"{result.cpu_share:.0%} of a core")
     console.print(table)
     for note in result.notes:
         console.print(f"note: {note}")

@@ -26,7 +26,7 @@ def call(
     data: Annotated[
         Path | None,
         typer.Option(
-            help="JSON: a row, a list of rows, a row a line, or a whole body; - is stdin."
+            help="JSON: one row, a list of rows, one row per line, or a complete request body; - is stdin."
         ),
     ] = None,
     image: Annotated[
@@ -35,7 +35,9 @@ def call(
     ] = [],  # noqa: B006 - typer copies it
     url: Annotated[
         str | None,
-        typer.Option(help="The server: http://127.0.0.1:8501 by default, 127.0.0.1:8500 for gRPC."),
+        typer.Option(
+            help="Address of the server (default: http://127.0.0.1:8501; 127.0.0.1:8500 for gRPC)."
+        ),
     ] = None,
     use_grpc: Annotated[bool, typer.Option("--grpc", help="Use gRPC.")] = False,
     signature: Annotated[str, typer.Option(help="Signature (default: serving_default).")] = "",
@@ -56,7 +58,7 @@ def call(
     from stoker.client.rest_client import RestClient
     from stoker.client.signature import ModelAt
 
-    # gRPC also logs what is in its error.
+    # gRPC also logs the errors that it raises: show them only once.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     at = ModelAt(name=model, version=version, label=label)
     how = connection(timeout_s=timeout_s, ca=ca, cert=cert, key=key)
@@ -74,7 +76,7 @@ def call(
 def connection(
     *, timeout_s: float, ca: Path | None, cert: Path | None, key: Path | None
 ) -> Connection:
-    """Return how to connect to a server, with the token of the environment."""
+    """Return the settings of a connection; the token is read from STOKER_TOKEN."""
     from stoker.client.connection import TOKEN_VARIABLE, Connection, Tls
 
     tls = Tls(ca=ca, cert=cert, key=key)
@@ -106,7 +108,7 @@ def read_request(
         )
     elif not images:
         raise ConfigError(
-            "there must be rows or images to send",
+            "a call needs rows or images to send",
             got=Plain("neither --data nor --image"),
             fix="Try --data row.json, or --image photo.jpg.",
         )
@@ -116,7 +118,7 @@ def read_request(
 
 
 def _with_images(client: ModelClient, at: ModelAt, request: Request, images: list[Path]) -> Request:
-    """Return the rows with an image each; a single row is repeated for all images."""
+    """Return rows with one image each; a single row is repeated for all images."""
     import dataclasses
 
     from stoker.client.rows import as_bytes
@@ -129,7 +131,7 @@ def _with_images(client: ModelClient, at: ModelAt, request: Request, images: lis
         raise UserError(
             f"{at.name} must have exactly one input of encoded bytes that --data does not set",
             got=Plain(", ".join(f"{n} ({s.dtype})" for n, s in spec.inputs.items())),
-            fix='Send it by --data: bytes are written as {"b64": ...}.',
+            fix='Send the image in --data: bytes are written as {"b64": ...}.',
         )
     rows = list(request.rows or [])
     rows = rows * len(images) if len(rows) == 1 else rows
@@ -159,7 +161,9 @@ def read_text(path: Path) -> str:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError:
         raise UserError(
-            f"{path} must be text", got=Plain("other bytes"), fix="Images go by --image."
+            f"{path} must be text",
+            got=Plain("bytes that are not UTF-8"),
+            fix="Send images by --image.",
         ) from None
 
 
@@ -174,7 +178,7 @@ def _content(path: Path) -> bytes:
 
 def _facts(at: ModelAt, request: Request, answers: Answers) -> dict[str, Any]:
     outputs = {name: _plain(values) for name, values in answers.outputs.items()}
-    # A single value is printed without a list, for REST and gRPC alike.
+    # Both REST and gRPC print a single value without a list around it.
     only = next(iter(outputs.values())) if len(outputs) == 1 else None
     facts: dict[str, Any] = {"model": at.name, "version": answers.version or at.version}
     if request.rows is None:
@@ -186,7 +190,7 @@ def _facts(at: ModelAt, request: Request, answers: Answers) -> dict[str, Any]:
 
 
 def _plain(values: Any) -> Any:
-    """Arrays as lists for JSON; bytes that are not text as base64."""
+    """Return a value for JSON: arrays as lists, and bytes that are not text as base64."""
     if hasattr(values, "tolist"):
         return _plain(_short(values).tolist())
     if isinstance(values, list):
@@ -202,7 +206,7 @@ def _plain(values: Any) -> Any:
 
 
 def _short(values: Any) -> Any:
-    """Return floats of few bits as the shortest decimals that represent them, not as doubles."""
+    """Return floats of 16 or 32 bits as the shortest decimal numbers that represent them: 0.1, not 0.10000000149."""
     few_bits = values.dtype.kind in "fV" and values.dtype.itemsize < 8
     return values.astype("U").astype("float64") if few_bits else values
 
@@ -214,7 +218,7 @@ def _lines(at: ModelAt, request: Request, answers: Answers) -> list[str]:
         return [f"{at.name}{version}", *(f"{_label(n)}{_shown(v)}" for n, v in outputs.items())]
     lines = [f"{at.name}{version}, {len(request.rows)} row(s)"]
     for number in range(len(request.rows)):
-        # Show an output completely if it does not have a value for each row.
+        # An output without one value per row is shown completely.
         parts = [
             _label(n)
             + _shown(v[number] if getattr(v, "ndim", 0) and len(v) == len(request.rows) else v)

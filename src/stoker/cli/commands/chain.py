@@ -1,4 +1,4 @@
-"""The chain's verbs: `stoker run`, `stoker train`, and those that run it up to one stage."""
+"""`stoker run`, `stoker train`, and the commands that run the stages up to a named one."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ Log = Callable[[str], None]
 """Receives lines for the user."""
 
 Works = Callable[["Experiment", Log], "Mapping[str, Work]"]
-"""Returns replacements for the work of stages, by stage."""
+"""Yields functions that replace the work of stages: stage -> function."""
 
 DryRun = Annotated[
     bool,
@@ -47,13 +47,13 @@ DryRun = Annotated[
         help="Build the model, run two steps, export and call the untrained model; do not train.",
     ),
 ]
-"""Finds early what cannot be trained, does not fit in memory or cannot be served."""
+"""Finds early that a model cannot be trained, does not fit in memory or cannot be served."""
 
 Workers = Annotated[
     int | None,
     typer.Option("--workers", help="Train with this number of processes on this machine."),
 ]
-"""None: train in this process."""
+"""Default: train in this process."""
 
 Servers = Annotated[
     int,
@@ -61,12 +61,12 @@ Servers = Annotated[
         "--parameter-servers", help="With --workers: number of processes that hold the variables."
     ),
 ]
-"""With parameter servers, workers do not wait for each other."""
+"""With parameter servers, workers do not wait for each other (asynchronous training)."""
 
 Pin = Annotated[
     bool, typer.Option("--pin", help="With --workers: pin each worker to its own CPU cores.")
 ]
-"""Otherwise the workers share all cores, and each uses its share of the threads."""
+"""Without it, all workers run on all cores, and each starts its share of the threads."""
 
 
 def run(
@@ -77,9 +77,10 @@ def run(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the stages with changed inputs, then serve the model.
+    """Run the stages with changed inputs, then test the model in a server.
 
-    The served model is called with rows of the eval split. A killed run continues where it stopped; stages with unchanged inputs are skipped.
+    The test calls the server with rows of the eval split. A killed run continues where it stopped.
+    Stages with unchanged inputs are skipped.
     """
     use_gpus(gpus)
     from rich.console import Console
@@ -94,7 +95,9 @@ def run(
     loaded = load_tuned(experiment, overrides=overrides)
     with ConsoleListener(loaded.lock_note) as listener:
         if loaded.used.resources.accelerators is not None:
-            listener.log("The section resources is for a cluster; this run uses this machine.")
+            listener.log(
+                "This run uses this machine; the section `resources` applies to jobs on a cluster only."
+            )
         if _trained_as_worker(loaded.written, listener.log):
             return
         which = Resume(run=resume, accept_change=accept_change)
@@ -200,10 +203,10 @@ def _run_until(
     Args:
         stage: The last stage.
         experiment: The folder with stoker.yaml.
-        overrides: `key=value`, each overrides a setting.
-        as_json: Print the stage's facts as JSON instead, with the warnings of all stages.
-        resume: The run to continue, and whether the stage runs again.
-        works: Replacements for the work of stages; None: as `TF_CONFIG` requires, if it is set.
+        overrides: `key=value` strings; each overrides one setting.
+        as_json: Print JSON instead of the folder: the facts of the last stage, with the warnings of all stages.
+        resume: The run to continue, and whether the last stage runs again.
+        works: Functions that replace the work of stages; None: the leader's functions if `TF_CONFIG` is set.
     """
     from stoker.app.chain import run_chain
     from stoker.app.release import start_rollout
@@ -270,9 +273,9 @@ def _coordinated(experiment: Experiment, log: Log) -> Iterator[Mapping[str, Work
 
 
 def _until_now(outcome: StageOutcome, wall: WallTime) -> dict[str, Any]:
-    """Return the facts of a stage; those of a training in this process also cover its shutdown."""
+    """Return a stage's facts; if this process trained, the wall time is extended to now, to cover the shutdown."""
     facts: dict[str, Any] = {**outcome.result}
-    # If several workers trained, this is the account of the first one.
+    # With several workers, these facts are the first worker's: its times are not extended.
     if (
         outcome.stage != "train"
         or outcome.skipped
@@ -320,4 +323,4 @@ COMMANDS = {
     "train": train,
     **{stage: _command(stage) for stage in ("export", "evaluate", "push")},
 }
-"""Verb -> its command, in the chain's order."""
+"""Name -> command, in the order of the stages."""

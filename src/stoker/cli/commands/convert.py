@@ -1,4 +1,4 @@
-"""`stoker convert`: converts a SavedModel to LiteRT, ONNX or TensorFlow.js, and compares the answers."""
+"""`stoker convert`: converts a SavedModel to LiteRT, ONNX or TensorFlow.js, and compares both models' answers."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 TFJS_VARIABLE = "STOKER_TFJS_PYTHON"
-"""Environment variable with the Python interpreter of TensorFlow.js's converter."""
+"""Environment variable: path of the Python interpreter that runs TensorFlow.js's converter."""
 
 
 class Form(StrEnum):
@@ -40,18 +40,22 @@ def convert(
         ),
     ],
     to: Annotated[Form, typer.Option(help="Target format.")],
-    out: Annotated[Path, typer.Option(help="A folder that does not exist yet.")],
+    out: Annotated[Path, typer.Option(help="Folder to create; it must not exist yet.")],
     data: Annotated[
         Path | None,
-        typer.Option(help="JSON: rows for the comparison; an experiment uses its own eval rows."),
+        typer.Option(
+            help="JSON: rows for the comparison. An experiment uses the rows of its eval split."
+        ),
     ] = None,
     rows: Annotated[
-        int, typer.Option(help="Maximum number of rows of an experiment to compare.")
+        int, typer.Option(help="Maximum number of an experiment's eval rows to compare.")
     ] = 256,
     signature: Annotated[str, typer.Option(help="Signature (default: serving_default).")] = "",
     tolerance: Annotated[
         float | None,
-        typer.Option(help="Maximum difference of an answer, absolute plus relative."),
+        typer.Option(
+            help="Maximum difference of an answer: this value plus this value times the original answer."
+        ),
     ] = None,
     tfjs_python: Annotated[
         Path | None,
@@ -65,15 +69,15 @@ def convert(
 ) -> None:
     """Convert a model to LiteRT, ONNX or TensorFlow.js.
 
-    Its answers are compared on real rows before anything is written. Operations that the format does not support are refused by name. Exit code 3 if the answers differ by
-    more than the tolerance.
+    Before anything is written, both models answer real rows; exit code 3 if the answers differ by more
+    than the tolerance. If the format lacks an operation of the model, the error names it.
     """
     from stoker.app.import_tensorflow import import_tensorflow
 
     if rows < 1:
-        raise ConfigError("rows must be at least 1", got=rows)
+        raise ConfigError("--rows must be at least 1", got=rows)
     if tolerance is not None and not tolerance >= 0:
-        raise ConfigError("the tolerance must not be below 0", got=tolerance)
+        raise ConfigError("--tolerance must be 0 or more", got=tolerance)
     require_new_folder(out)
     source = _source(model, data, rows=rows, signature=signature, overrides=overrides)
     import_tensorflow()
@@ -162,7 +166,7 @@ def _inputs(inputs: dict[str, str]) -> str:
 
 
 _SHOWN_INPUTS = 5
-"""Maximum number of inputs that are printed."""
+"""Maximum number of input names that are printed."""
 
 
 def _kib(size_bytes: int) -> str:

@@ -1,4 +1,4 @@
-"""`stoker data-service start|status`: tf.data service, on this machine and others."""
+"""`stoker data-service start|status`: runs tf.data service on one or more machines."""
 
 from __future__ import annotations
 
@@ -39,22 +39,20 @@ def start(
         int,
         typer.Option(
             "--worker-port",
-            help="Port of the first worker, the others follow; 0 selects free ports.",
+            help="Port of the first worker; further workers get the next ports. 0 selects free ports.",
         ),
     ] = 0,
     host: Annotated[
         str,
         typer.Option(
             "--host",
-            help="Address at which readers reach this machine; with any other than 127.0.0.1, the ports "
-            "are open to every machine that can connect.",
+            help="Address at which readers reach this machine. Unless it is 127.0.0.1, every machine "
+            "that can connect may use the ports.",
         ),
     ] = "127.0.0.1",
     dispatcher: Annotated[
         str | None,
-        typer.Option(
-            "--dispatcher", help="HOST:PORT of an existing dispatcher; starts only workers."
-        ),
+        typer.Option("--dispatcher", help="HOST:PORT of a running dispatcher: start only workers."),
     ] = None,
     work_dir: Annotated[
         Path | None,
@@ -94,7 +92,7 @@ def status(
     ] = 5.0,
     as_json: AsJson = False,
 ) -> None:
-    """Ask a dispatcher for its workers, and each of them whether it answers."""
+    """Get the list of workers from a dispatcher, and check that each worker answers."""
     from stoker.data.feed.service.status import service_status
 
     found = service_status(address, timeout_s=timeout_s)

@@ -1,4 +1,4 @@
-"""`stoker deploy`: writes a Dockerfile and the manifests that run the image."""
+"""`stoker deploy`: writes a Dockerfile for a model server, and the manifests that run its image."""
 
 from __future__ import annotations
 
@@ -38,13 +38,16 @@ def deploy(
         ),
     ],
     target: Annotated[DeployTarget, typer.Option(help="Target platform.")],
-    out: Annotated[Path, typer.Option(help="A folder that does not exist yet.")],
+    out: Annotated[Path, typer.Option(help="Folder to create; it must not exist yet.")],
     server: Annotated[
         DeployServer, typer.Option(help="Server in the image.")
     ] = DeployServer.STOKER,
     version: Annotated[int | None, typer.Option(help="Version (default: the newest).")] = None,
     image: Annotated[
-        str | None, typer.Option(help="The image's name in your registry; NAME:VERSION if none.")
+        str | None,
+        typer.Option(
+            help="Name of the image in your registry (default: NAME:VERSION of the model)."
+        ),
     ] = None,
     base_image: Annotated[str | None, typer.Option("--base-image", help="Base image.")] = None,
     replicas: Annotated[int, typer.Option(help="Minimum number of servers.")] = 2,
@@ -58,7 +61,8 @@ def deploy(
     gpu: Annotated[
         bool,
         typer.Option(
-            "--gpu", help="One GPU for each server; CUDA in the image, as Stoker pins it."
+            "--gpu",
+            help="One GPU for each server; the image contains the CUDA version that Stoker pins.",
         ),
     ] = False,
     shared_repository: Annotated[
@@ -66,24 +70,24 @@ def deploy(
         typer.Option(
             "--shared-repository",
             metavar="VOLUME",
-            help="Servers share a model repository, so that `stoker rollout` can move traffic between its "
-            "versions: nfs://SERVER/PATH, pvc://CLAIM that exists, or a StorageClass; with ReadWriteMany. "
-            "For --target kubernetes.",
+            help="Volume with the model repository of all servers, so that `stoker rollout` can move traffic "
+            "between versions: nfs://SERVER/PATH, pvc://CLAIM (an existing claim) or the name of a "
+            "StorageClass; it must support ReadWriteMany. For --target kubernetes.",
         ),
     ] = None,
     queue_target: Annotated[
         int | None,
         typer.Option(
             "--queue-target",
-            help="Scale by waiting requests too: how many for each server. For --target kubernetes with "
-            "prometheus-adapter; default: by CPU alone.",
+            help="Scale by the number of waiting requests too: target for each server. For --target kubernetes "
+            "with prometheus-adapter (default: scale by CPU alone).",
         ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Write a Dockerfile and manifests for one model.
 
-    Nothing is built, and nothing is applied to a cluster.
+    It only writes files: it builds no image and changes no cluster.
     """
     from stoker.core.config import dns_name
     from stoker.deploy.plan import Plan
@@ -91,7 +95,7 @@ def deploy(
     from stoker.deploy.write import read_model, write_deployment
 
     require_new_folder(
-        out, fix="Name another folder: the files in this one may have been changed by hand."
+        out, fix="Name another folder, because the files in this one may have been edited."
     )
     model, number, folder = read_model(_versions(source), version=version)
     plan = Plan(
@@ -134,5 +138,5 @@ def _base_image(server: DeployServer) -> str:
         return f"python:{sys.version_info.major}.{sys.version_info.minor}-slim"
     from importlib import metadata
 
-    # The package of its client and its image have the same version.
+    # The client package tensorflow-serving-api and the image have the same version numbers.
     return f"tensorflow/serving:{metadata.version('tensorflow-serving-api')}"

@@ -21,16 +21,14 @@ if TYPE_CHECKING:
 
 def doctor(
     folder: Annotated[
-        Path, typer.Option("--disk", help="Folder whose disk is measured: where runs are written.")
+        Path, typer.Option("--disk", help="Folder for runs; its disk is measured.")
     ] = Path(),
     no_disk: Annotated[
-        bool, typer.Option("--no-disk", help="Write no file to measure the disk.")
+        bool, typer.Option("--no-disk", help="Do not measure the disk, which writes a file.")
     ] = False,
     timeout_s: Annotated[
         float,
-        typer.Option(
-            "--timeout-s", min=0.01, help="Longest that TensorFlow may take to start, seconds."
-        ),
+        typer.Option("--timeout-s", min=0.01, help="Maximum time for TensorFlow's start, seconds."),
     ] = 120.0,
     as_json: AsJson = False,
 ) -> None:

@@ -1,4 +1,4 @@
-"""`stoker goodput`: where the wall time of runs went, over all their restarts."""
+"""`stoker goodput`: shows on what runs spent their wall time, over all their restarts."""
 
 from __future__ import annotations
 
@@ -26,9 +26,9 @@ def goodput(
         Path | None, typer.Option("--page", metavar="FILE", help="Also write an HTML page.")
     ] = None,
 ) -> None:
-    """Show where the wall time of runs went, over all restarts.
+    """Show on what runs spent their wall time, over all restarts.
 
-    The parts are steps, waiting for input, compiling, checkpoints, validation, lost work, waiting for machines.
+    Parts: steps, waiting for input, compiling, checkpoints, validation, lost work, waiting for machines.
     """
     from stoker.core.files import write_atomic
     from stoker.monitor.goodput import find_run, goodput_of

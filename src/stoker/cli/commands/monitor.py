@@ -30,7 +30,7 @@ Runs = Annotated[Path, typer.Option("--runs", help="Folder of the runs.")]
 RUNS = Path("runs")
 
 
-Port = Annotated[int, typer.Option(help="Port of 127.0.0.1; 0: a free one.", min=0, max=65535)]
+Port = Annotated[int, typer.Option(help="Port on 127.0.0.1; 0: a free port.", min=0, max=65535)]
 
 
 @app.command()
@@ -46,7 +46,7 @@ def tensorboard(
     runs = loaded.runs_root
     if not any(runs.glob("*/train/tensorboard")):
         raise ConfigError(
-            "the experiment must have a run that has begun to train",
+            "TensorBoard needs a run that has begun to train",
             got=Plain(f"none in {runs}"),
             fix="Run `stoker train` first.",
         )
@@ -54,11 +54,11 @@ def tensorboard(
 
 
 def open_tensorboard(runs: Path, port: int) -> NoReturn:
-    """Replace this process by TensorBoard, on 127.0.0.1.
+    """Replace this process with TensorBoard, on 127.0.0.1.
 
     Args:
-        runs: Folder whose logs it shows, with those of all folders below.
-        port: 0: a free one.
+        runs: Folder whose logs TensorBoard shows, including the logs of all folders below it.
+        port: Port to listen on; 0: a free port.
 
     Raises:
         ConfigError: TensorBoard is not installed.
@@ -82,7 +82,7 @@ def open_tensorboard(runs: Path, port: int) -> NoReturn:
 def exporter(
     host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
     port: Annotated[
-        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: a free one.")
+        int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0: a free port.")
     ] = 9401,
     runs: Runs = RUNS,
     servers: Annotated[
@@ -90,7 +90,7 @@ def exporter(
         typer.Option(
             "--server",
             metavar="HOST:PORT",
-            help="REST port of a server that GET /sd names; may be repeated.",
+            help="REST address of a server to list in the answer to GET /sd; may be repeated.",
         ),
     ] = None,
     interval: Annotated[
@@ -99,18 +99,18 @@ def exporter(
     dcgm_names: Annotated[
         bool,
         typer.Option(
-            "--dcgm-names", help="Name the GPUs' metrics and labels as dcgm-exporter does."
+            "--dcgm-names", help="Use dcgm-exporter's names for the metrics and labels of GPUs."
         ),
     ] = False,
     host_metrics: Annotated[
         bool,
         typer.Option(
             "--host-metrics/--no-host-metrics",
-            help="Report memory, load and disk; turn this off if node_exporter runs.",
+            help="Report memory, load and disk of the machine; turn this off if node_exporter runs.",
         ),
     ] = True,
 ) -> None:
-    """Serve metrics of this machine's GPUs on /metrics, and what Prometheus can scrape on /sd.
+    """Serve metrics of this machine's GPUs on /metrics, and the list of targets for Prometheus on /sd.
 
     Runs until SIGINT or SIGTERM.
     """

@@ -22,7 +22,7 @@ StateFolder = Annotated[
     typer.Option(
         "--state",
         metavar="DIR",
-        help="Folder of settings, time series and logs (default: ~/.local/state/stoker/monitor).",
+        help="Folder for settings, time series and logs (default: ~/.local/state/stoker/monitor).",
     ),
 ]
 
@@ -31,7 +31,7 @@ def up(
     experiment: Annotated[
         Path | None,
         typer.Argument(
-            help="An experiment: its runs are watched, and its `slo` applies.",
+            help="Experiment whose runs are watched and whose `slo` section applies.",
             metavar="EXPERIMENT",
         ),
     ] = None,
@@ -44,7 +44,7 @@ def up(
     server: Annotated[
         list[str] | None,
         typer.Option(
-            "--server", metavar="HOST:PORT", help="REST port of a server; may be repeated."
+            "--server", metavar="HOST:PORT", help="REST address of a server; may be repeated."
         ),
     ] = None,
     exporter: Annotated[
@@ -52,11 +52,12 @@ def up(
         typer.Option(
             "--exporter",
             metavar="HOST:PORT",
-            help="A `stoker monitor exporter`, whose /sd names more targets; may be repeated.",
+            help="Address of a `stoker monitor exporter`, whose /sd lists more targets; may be repeated.",
         ),
     ] = None,
     webhook: Annotated[
-        str, typer.Option("--webhook", metavar="URL", help="Alertmanager posts alerts to it.")
+        str,
+        typer.Option("--webhook", metavar="URL", help="URL to which Alertmanager posts alerts."),
     ] = "",
     slack_file: Annotated[
         Path | None,
@@ -66,26 +67,28 @@ def up(
         float | None,
         typer.Option(
             "--availability",
-            help="Share of requests without an error of the server, percent (default: 99.9).",
+            help="Objective: percentage of requests that succeed or fail by the client's fault (default: 99.9).",
         ),
     ] = None,
     p99_ms: Annotated[
         float | None,
         typer.Option(
-            "--p99-ms", help="99 of 100 requests take at most this, milliseconds (default: 50)."
+            "--p99-ms",
+            help="Objective: 99 of 100 requests take at most this time, milliseconds (default: 50).",
         ),
     ] = None,
     no_checkpoint_minutes: Annotated[
         float,
         typer.Option(
-            "--no-checkpoint-minutes", help="Alert if the newest checkpoint is older, minutes."
+            "--no-checkpoint-minutes",
+            help="Alert if the newest checkpoint of a run is older than this, minutes.",
         ),
     ] = 60.0,
     time_scale: Annotated[
         float,
         typer.Option(
             "--time-scale",
-            help="Divide every window and `for` by this, 1 to 60: to see alerts fire, not for production.",
+            help="Divide every window and every `for` of the alert rules by this, 1 to 60: to see alerts fire, not for production.",
         ),
     ] = 1.0,
     prometheus_port: Annotated[
@@ -97,14 +100,17 @@ def up(
     state: StateFolder = None,
     keep_edited: Annotated[
         bool,
-        typer.Option("--keep-edited", help="Use generated files that were edited as they are."),
+        typer.Option(
+            "--keep-edited",
+            help="If generated files were edited, use them unchanged instead of failing.",
+        ),
     ] = False,
     out: Annotated[
         Path | None,
         typer.Option(
             "--out",
             metavar="DIR",
-            help="Start nothing: write the same setup, with dashboards, for Docker Compose and Kubernetes.",
+            help="Write the same setup, with dashboards, for Docker Compose and Kubernetes to this folder; start nothing.",
         ),
     ] = None,
     as_json: AsJson = False,
@@ -145,23 +151,23 @@ def up(
     for each in started:
         print_result(f"{each.name}: http://{each.address}")
     print_result(
-        "alerts: stoker monitor status, or Prometheus's page Alerts; end both: stoker monitor down"
+        "to see alerts: stoker monitor status, or Prometheus's Alerts page; to stop both: stoker monitor down"
     )
 
 
 def down(state: StateFolder = None) -> None:
-    """End the Prometheus and Alertmanager that `stoker monitor up` started; time series stay."""
+    """Stop the Prometheus and Alertmanager that `stoker monitor up` started; keep their time series."""
     from stoker.monitor.stack.processes import Stack
 
     ended = Stack(folder=_state_folder(state)).down()
     for each in ended:
         print_result(f"ended {each.name}, http://{each.address}")
     if not ended:
-        print_result("nothing to end")
+        print_result("nothing to stop")
 
 
 def status(state: StateFolder = None, as_json: AsJson = False) -> None:
-    """Show what `stoker monitor up` started, its targets and the firing alerts; exit 3 if one has ended."""
+    """Show the programs that `stoker monitor up` started, targets and firing alerts; exit 3 if a program has ended."""
     from stoker.core.errors import CheckFailed
     from stoker.monitor.stack.state import read_started
     from stoker.monitor.stack.status import read_status
@@ -178,15 +184,16 @@ def status(state: StateFolder = None, as_json: AsJson = False) -> None:
         for name, summary in found.alerts:
             print_result(f"firing {name}: {summary}")
         if not found.programs:
-            print_result("nothing is started; start it: stoker monitor up")
+            print_result("nothing runs; to start Prometheus and Alertmanager: stoker monitor up")
     if any(each.state == "ended" for each in found.programs):
         raise CheckFailed(
-            "A program has ended", fix="Run stoker monitor down, then stoker monitor up."
+            "A program of the monitoring setup has ended",
+            fix="Run stoker monitor down, then stoker monitor up.",
         )
 
 
 def _of_experiment(experiment: Path | None) -> tuple[Slo, Path]:
-    """The objectives and the folder of runs."""
+    """Return the objectives (`slo`) and the folder of runs of an experiment."""
     from stoker.monitor.settings import Slo
 
     if experiment is None:

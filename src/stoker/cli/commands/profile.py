@@ -1,4 +1,4 @@
-"""`stoker profile`: where the time of a training goes, for an experiment or any other script."""
+"""`stoker profile`: shows on what an experiment or a script spends the time of its training."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _COMMAND = "stoker.profile.command"
-"""Key of the command after `--` in the context."""
+"""Key, in the context, of the command after `--`."""
 
 
 OUT = Path("stoker-profile")
@@ -35,10 +35,10 @@ OUT = Path("stoker-profile")
 
 
 class BeforeCommand(TyperCommand):
-    """Parses the arguments before `--`, and keeps the command after it."""
+    """Parses the arguments before `--`, and stores the command after it in the context."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Split at the first `--`: the command may contain another one."""
+        """Split the arguments at the first `--`; the command may contain another `--`."""
         if "--" in args:
             at = args.index("--")
             ctx.meta[_COMMAND], args = args[at + 1 :], args[:at]
@@ -60,14 +60,17 @@ def profile(
     seconds: Annotated[
         float,
         typer.Option(
-            "--seconds", help="For a script: stop it after this many seconds; 0: no limit."
+            "--seconds",
+            help="For a script: stop it after this many seconds (default: 0, no limit).",
         ),
     ] = 0.0,
-    out: Annotated[Path, typer.Option("--out", help="For a script: folder for its profile.")] = OUT,
+    out: Annotated[
+        Path, typer.Option("--out", help="For a script: folder to write its profile to.")
+    ] = OUT,
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure one training and explain where its time goes.
+    """Measure a training, and explain on what it spends its time.
 
     The report says how busy the device is, and what to change. `stoker profile -- python train.py`
     does the same for a script without Stoker.
@@ -99,15 +102,15 @@ def profile(
 
 
 def _require_fitting(context: typer.Context, *, of_a_script: bool) -> None:
-    """Reject an option of the other kind, which would be ignored."""
+    """Reject an option for an experiment if a script is profiled, and the reverse."""
     others = ("budget",) if of_a_script else ("seconds", "out")
     sources = {name: context.get_parameter_source(name) for name in others}
     given = [name for name, source in sources.items() if source and source.name != "DEFAULT"]
     if given:
         raise UserError(
             f"--{given[0]} is for {'an experiment' if of_a_script else 'a script'}",
-            got=Plain("a command behind `--`" if of_a_script else "an experiment"),
-            fix="--seconds limits a script, --budget the measurement of an experiment.",
+            got=Plain("a command after `--`" if of_a_script else "an experiment"),
+            fix="Use --seconds to limit a script, and --budget to limit the measurement of an experiment.",
         )
 
 
@@ -115,7 +118,7 @@ def _require_command_alone(command: list[str], experiment: Path, overrides: list
     if not command or experiment != Path() or overrides:
         raise UserError(
             "`stoker profile` takes an experiment, or `--` and a command",
-            got=Plain(_given(experiment, overrides) if command else "nothing behind `--`"),
+            got=Plain(_given(experiment, overrides) if command else "nothing after `--`"),
             fix="E.g. `stoker profile -- python train.py`.",
         )
 
@@ -146,7 +149,7 @@ def _print(found: ProfileReport) -> None:
         parts.add_row(PARTS[name], seconds(share * split.step_s), f"{share:.1%}")
     console.print(parts)
     if found.stages:
-        stages = Table("stage of the input", "CPU a sample", "share")
+        stages = Table("stage of the input", "CPU per sample", "share")
         for stage in found.stages:
             took = seconds(stage["cpu_s_per_sample"])
             stages.add_row(escape(stage["name"]), took, f"{stage['share']:.1%}")
@@ -159,7 +162,7 @@ def _print(found: ProfileReport) -> None:
 
 
 def _print_device(console: Console, found: ProfileReport) -> None:
-    """Print the device time by class, and first the finding about it."""
+    """Print the device time by class of kernels, its summary and the finding about it."""
     from rich.markup import escape
     from rich.table import Table
 
@@ -179,26 +182,26 @@ def _print_device(console: Console, found: ProfileReport) -> None:
 
 
 UNBROKEN = 10_000
-"""Width of the console in a pipe, columns: lines are not wrapped."""
+"""Console width if stdout is not a terminal, characters; so wide that lines are not wrapped."""
 
 SHOWN_SHARE = 0.05
-"""Share of the input's CPU time below which a stage is printed only if the user wrote it."""
+"""An input stage with a smaller share of the input's CPU time is printed only if it is the user's code."""
 
 
 def profile_script_command(
     command: Sequence[str], *, as_json: bool = False, out: Path = OUT, seconds: float = 0.0
 ) -> None:
-    """Run a command, print where the time of its training went, and exit with its exit code.
+    """Run a command, print on what its training spent the time, and exit with the command's exit code.
 
     Args:
         command: Argument vector.
         as_json: Print the profile as JSON on stdout; the output of the command goes to stderr.
         out: Folder of profile.json and profile.html.
-        seconds: Stop the command after this time; 0: no limit.
+        seconds: Stop the command after this many seconds; 0: no limit.
 
     Raises:
         UserError: the command cannot be started, or `seconds` is negative.
-        typer.Exit: with the exit code of the command, unless it is 0.
+        typer.Exit: the command failed; with its exit code.
     """
     from rich.console import Console
 
@@ -207,11 +210,11 @@ def profile_script_command(
     from stoker.scriptprofile.page import page_html
 
     if not seconds >= 0:
-        raise UserError("--seconds must be 0 or more", got=seconds, fix="0: no limit.")
+        raise UserError("--seconds must be 0 or more", got=seconds, fix="Use 0 for no limit.")
     stdout = 2 if as_json else None
     profile = profile_script(command, folder=out, seconds=seconds or None, stdout=stdout)
     write_json(out / "profile.json", profile.to_json())
-    # A path need not be UTF-8.
+    # The page contains paths, which may not be valid UTF-8.
     write_atomic(out / "profile.html", page_html(profile).encode(errors="backslashreplace"))
     if as_json:
         print_result(json.dumps(profile.to_json(), indent=2, sort_keys=True, allow_nan=False))
@@ -226,7 +229,7 @@ def profile_script_command(
 
 
 def print_profile(console: Console, profile: ScriptProfile) -> None:
-    """Print the table of each loop, the findings, and failures of the watcher."""
+    """Print a table for each loop, the findings, and failures of the watcher in the script's process."""
     console.print()
     console.print(f"profile of {profile.shown_command()}", style="bold", markup=False)
     console.print(
@@ -298,7 +301,7 @@ def _print_loop(console: Console, loop: Loop, name: str) -> None:
         where = f" ({cost.place})" if cost.place else ""
         table.add_row(
             escape(f"  input: {cost.name}{where}"),
-            f"{seconds(cost.cpu_s_per_sample)} CPU a sample",
+            f"{seconds(cost.cpu_s_per_sample)} CPU per sample",
             f"{cost.share:.0%} of input",
         )
     console.print(table)

@@ -19,22 +19,25 @@ def skew(
         list[Path], typer.Argument(help="Files of a server's request log.", metavar="LOG")
     ],
     analysis: Annotated[
-        Path, typer.Option(help="Analysis of the training data: the folder that `analyze` prints.")
+        Path,
+        typer.Option(
+            help="Analysis of the training data: the folder that `stoker analyze` prints."
+        ),
     ],
     as_json: AsJson = False,
 ) -> None:
     """Compare logged requests with the training split.
 
-    Compared are types, ranges, values and distributions. Exit code 3 if they differ.
+    It compares types, ranges, values and distributions. Exit code 3 if they differ.
     """
     from stoker.app.import_tensorflow import import_tensorflow
 
     for path in logs:
         if not path.is_file():
             raise DataError(
-                "a request log must be a file",
+                "LOG must be a file",
                 got=Plain(str(path)),
-                fix="Name the files that start with the log's filename_prefix.",
+                fix="Pass the files whose names start with the log's filename_prefix.",
             )
     import_tensorflow()
     from stoker.data.features.analysis.request_skew import compare

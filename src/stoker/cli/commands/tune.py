@@ -1,4 +1,4 @@
-"""`stoker tune`: the search for faster settings, and `--check` of its lock file."""
+"""`stoker tune`: searches for faster settings; `--check` measures the settings of its lock file again."""
 
 from __future__ import annotations
 
@@ -21,7 +21,9 @@ if TYPE_CHECKING:
 
 Budget = Annotated[
     str,
-    typer.Option("--budget", help="Time limit: 90s, 10m, 1h. Settings kept until then stay."),
+    typer.Option(
+        "--budget", help="Time limit: 90s, 10m, 1h. Settings that were kept before the limit stay."
+    ),
 ]
 """Limit of wall time."""
 
@@ -32,30 +34,32 @@ def tune(
     budget: Budget = "20m",
     parity_steps: Annotated[
         int,
-        typer.Option("--parity-steps", min=10, help="Number of steps of the compared loss curves."),
+        typer.Option(
+            "--parity-steps", min=10, help="Number of steps for which loss curves are compared."
+        ),
     ] = 100,
     lever_timeout_s: Annotated[
         float,
         typer.Option(
             "--lever-timeout-s",
             min=1.0,
-            help="Treat a lever as hung after this many seconds without an answer.",
+            help="Treat the trial of a setting as hung after this many seconds without an answer.",
         ),
     ] = 300.0,
     check: Annotated[
         bool,
         typer.Option(
             "--check",
-            help="Change nothing: measure the figures of the lock file; exit with 3 if one is missed.",
+            help="Change nothing: measure the figures of the lock file again; exit code 3 if one is no longer reached.",
         ),
     ] = False,
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure settings, keep the faster ones in stoker.lock.yaml.
+    """Measure settings, and write the faster ones to stoker.lock.yaml.
 
-    One setting is changed at a time, and measured in a new process, alternating with the current settings. A lever that
-    changes numbers is kept only if the loss curve differs no more than between seeds.
+    One setting is changed at a time, and measured in a new process, in turns with the current settings.
+    A change that affects the numerical results is kept only if it moves the loss curve no more than another seed does.
     """
     budget_s = budget_of(budget)
     use_gpus(gpus)
@@ -127,7 +131,7 @@ def _print_check(found: Check) -> None:
     table = Table("", Column("promised", justify="right"), Column("now", justify="right"))
     for name in ("busy_fraction", "input_wait", "samples_per_s", "epoch_s"):
         pair = (found.promised.get(name), found.measured.get(name))
-        # A busy fraction above 1 is noise.
+        # Noise of the measurement can raise the busy fraction above 1.
         most = 1.0 if name == "busy_fraction" else math.inf
         table.add_row(
             name, *("" if value is None else f"{min(most, value):,.4g}" for value in pair)
@@ -136,7 +140,7 @@ def _print_check(found: Check) -> None:
     for line in found.broken:
         console.print(f"broken: {line}", markup=False)
     if not found.broken:
-        console.print("The lock file still holds.")
+        console.print("The figures of the lock file are still reached.")
     for note in filter(None, (found.slower, found.not_quiet)):
         console.print(note, markup=False)
 

@@ -1,1 +1,1 @@
-"""`stoker serve`: its flags, which are those of TensorFlow Serving, and what they configure."""
+"""`stoker serve`: its flags, including TensorFlow Serving's, and the configuration that they set."""

@@ -1,4 +1,4 @@
-"""How `stoker serve` parses its command line: like TensorFlow Serving, with a list of flags that have no effect."""
+"""Parses the command line of `stoker serve` like TensorFlow Serving's, and ignores flags that have no effect."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import typer
 from typer.core import TyperCommand
 
 ARGUMENTS = "stoker.serve.arguments"
-"""Key in the context of the arguments after `serve`, for the workers."""
+"""Key, in the context, of the arguments after `serve`, with which workers are started."""
 
 _RETRY = "a version that failed is tried again only when its files change"
 _POOL = "every model loads in a thread of its own"
@@ -30,7 +30,7 @@ MEANINGLESS = {
     "--use_alts_credentials": "clients are known by --ssl_config_file or --keys-file",
     "--enable_grpc_healthcheck_service": "the health service always answers",
 }
-"""TensorFlow Serving's flags that are accepted and do nothing -> why."""
+"""Accepted flags of TensorFlow Serving that have no effect -> reason."""
 
 _BARE = (
     "--flush_filesystem_caches",
@@ -41,17 +41,17 @@ _BARE = (
     "--use_alts_credentials",
     "--enable_grpc_healthcheck_service",
 )
-"""Those of them that may be given without a value."""
+"""Flags of `MEANINGLESS` that may be given without a value."""
 
 _ONE_MODEL = ("--model_name", "--model-name", "--model_base_path", "--model-base-path")
 _MODELS = ("--model_config_file", "--model-config-file")
-"""As in TensorFlow Serving, the file of models overrides the flags of one model."""
+"""As in TensorFlow Serving, this flag overrides the flags of one model (`_ONE_MODEL`)."""
 
 _TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 
 
 class ServeCommand(TyperCommand):
-    """Accepts flags also in TensorFlow Serving's form: `--enable_batching=true`."""
+    """Command that also accepts TensorFlow Serving's form of flags: `--enable_batching=true`."""
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """List the flags of TensorFlow Serving that are accepted but have no effect."""
@@ -61,7 +61,7 @@ class ServeCommand(TyperCommand):
         super().format_epilog(ctx, formatter)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Turn `--flag=true` into `--flag`, and leave `--flag=false` out, for flags of that kind."""
+        """For boolean flags, turn `--flag=true` into `--flag`, and `--flag=false` into `--no-flag` or nothing."""
         flags = {
             name: next(iter(option.secondary_opts), "")
             for option in self.params
@@ -73,13 +73,13 @@ class ServeCommand(TyperCommand):
             names = [name for name, reason in passed_over.items() if reason == why]
             is_or_are = "is" if len(names) == 1 else "are"
             typer.echo(f"stoker: {', '.join(names)} {is_or_are} passed over: {why}", err=True)
-        # Workers inherit the selection of GPUs through their environment, or get a subset of it.
+        # Workers get their GPUs through the environment: all selected ones or a subset.
         ctx.meta[ARGUMENTS] = without_option(args, "--gpus")
         return super().parse_args(ctx, [plain for arg in args for plain in _plain(arg, flags)])
 
 
 def without_meaningless(args: list[str]) -> tuple[list[str], dict[str, str]]:
-    """The arguments without the flags that have no effect, and those flags -> why."""
+    """Return the arguments without flags that have no effect, and a dict of these flags -> reason."""
     meaningless = dict(MEANINGLESS)
     if any(arg.partition("=")[0] in _MODELS for arg in args):
         meaningless |= dict.fromkeys(_ONE_MODEL, "--model_config_file names the models")
@@ -98,7 +98,7 @@ def without_meaningless(args: list[str]) -> tuple[list[str], dict[str, str]]:
 
 
 def without_option(args: list[str], name: str) -> list[str]:
-    """The arguments without an option that takes a value, as `--name VALUE` or `--name=VALUE`."""
+    """Return the arguments without one option and its value: `--name VALUE` or `--name=VALUE`."""
     kept: list[str] = []
     left = iter(args)
     for arg in left:

@@ -1,4 +1,4 @@
-"""The server configuration from the flags of `stoker serve`."""
+"""Builds the server configuration from the flags of `stoker serve`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def configured(
     """Return the configuration for the flags.
 
     Raises:
-        ConfigError: no folder was given, or two.
+        ConfigError: the flags name no folder, or two.
         UserError: the folder cannot be served.
     """
     from stoker.serve.config import ServeConfig, what_to_serve
@@ -39,7 +39,7 @@ def configured(
         return ServeConfig(model_config_file=model_config_file, **options)
     if folder is None or both:
         raise ConfigError(
-            "one folder must be served",
+            "the flags must name exactly one folder to serve",
             got=Plain("two" if both else "none"),
             fix="Name a repository, or give --model_name and --model_base_path, "
             "or --model_config_file.",
@@ -51,7 +51,7 @@ def configured(
 
 
 def batching_of(parameters: Path | None, *, batching: bool, requested: bool) -> BatchingConfig:
-    """How requests are joined, according to the flags.
+    """Return the batching configuration that the flags set.
 
     Raises:
         ConfigError: the flags contradict each other, or the file is invalid.
@@ -72,7 +72,7 @@ def channel_arguments(text: str) -> dict[str, str | int]:
     """Parse gRPC channel arguments in TensorFlow Serving's form: `NAME=VALUE,NAME=VALUE`.
 
     Raises:
-        ConfigError: a part has another form.
+        ConfigError: a part does not have this form.
     """
     found: dict[str, str | int] = {}
     for part in filter(None, text.split(",")):
@@ -86,7 +86,7 @@ def channel_arguments(text: str) -> dict[str, str | int]:
 
 
 def metrics_path_of(monitoring: Path | None) -> str | None:
-    """Path of the metrics in TensorFlow Serving's file; the default path without one.
+    """Return the path of the metrics in TensorFlow Serving's MonitoringConfig file; without a file, the default path.
 
     Raises:
         ConfigError: the file is invalid.
@@ -98,7 +98,7 @@ def metrics_path_of(monitoring: Path | None) -> str | None:
 
 
 EXPERIMENT_FILE = "stoker.yaml"
-"""File that makes a folder an experiment, whose models are served."""
+"""A folder with this file is an experiment; the versions that it pushed are served."""
 
 
 def _of_experiment(folder: Path, model_name: str | None) -> tuple[Path, str]:
@@ -108,8 +108,8 @@ def _of_experiment(folder: Path, model_name: str | None) -> tuple[Path, str]:
     name = experiment.model_name
     if not (experiment.models_root / name).is_dir():
         raise ConfigError(
-            f"{experiment.models_root / name} must hold a version to be served",
-            got=Plain("nothing was pushed yet"),
+            f"{experiment.models_root / name} must hold a version to serve",
+            got=Plain("no version was pushed yet"),
             fix=f"Run `stoker run {folder}` first.",
         )
     return experiment.models_root / name, model_name or name

@@ -1,4 +1,4 @@
-"""The flags of `stoker serve`, each with its own name and TensorFlow Serving's."""
+"""The flags of `stoker serve`, each with Stoker's name and TensorFlow Serving's."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import typer
 
 
 def option(*names: str, help_text: str) -> Any:
-    """An option with its own name and TensorFlow Serving's name, which has underscores."""
+    """Return an option with Stoker's name and TensorFlow Serving's name, which has underscores."""
     return typer.Option(*names, help=help_text)
 
 
@@ -35,7 +35,7 @@ ModelConfigFile = Annotated[
     option(
         "--model-config-file",
         "--model_config_file",
-        help_text="TensorFlow Serving's configuration file of models, versions and labels.",
+        help_text="TensorFlow Serving's model_config_file: models, versions and labels.",
     ),
 ]
 
@@ -44,7 +44,7 @@ ModelConfigPollS = Annotated[
     option(
         "--model-config-poll-s",
         "--model_config_file_poll_wait_seconds",
-        help_text="Interval at which that file is read again, seconds; 0 reads it once.",
+        help_text="Interval at which --model-config-file is read again, seconds; 0: read it once.",
     ),
 ]
 
@@ -74,7 +74,7 @@ BatchingParametersFile = Annotated[
     option(
         "--batching-parameters-file",
         "--batching_parameters_file",
-        help_text="TensorFlow Serving's BatchingParameters.",
+        help_text="File with TensorFlow Serving's BatchingParameters.",
     ),
 ]
 
@@ -131,7 +131,7 @@ GrpcNumThreads = Annotated[
     option(
         "--grpc-num-threads",
         "--grpc_max_threads",
-        help_text="gRPC calls that are processed at the same time.",
+        help_text="Maximum number of gRPC calls that are processed concurrently.",
     ),
 ]
 
@@ -140,7 +140,7 @@ IntraOpThreads = Annotated[
     option(
         "--tensorflow-intra-op-parallelism",
         "--tensorflow_intra_op_parallelism",
-        help_text="Threads that compute one operation of a model; 0: one for each core.",
+        help_text="Number of threads that compute one operation of a model; 0: one per core.",
     ),
 ]
 
@@ -149,7 +149,7 @@ InterOpThreads = Annotated[
     option(
         "--tensorflow-inter-op-parallelism",
         "--tensorflow_inter_op_parallelism",
-        help_text="Operations of a model that run at once; 0: one on a CPU, in the caller's thread.",
+        help_text="Maximum number of operations of a model that run at once; 0: on a CPU, one, in the caller's thread.",
     ),
 ]
 
@@ -167,7 +167,7 @@ SessionConfigFile = Annotated[
     option(
         "--tensorflow-session-config-file",
         "--tensorflow_session_config_file",
-        help_text="TensorFlow's ConfigProto for sessions, as text.",
+        help_text="File with TensorFlow's ConfigProto for sessions, in text format.",
     ),
 ]
 
@@ -182,7 +182,8 @@ TensorContent = Annotated[
 PreferTflite = Annotated[
     bool,
     typer.Option(
-        "--prefer_tflite_model", help="Serve a version's model.tflite, if it has one, by LiteRT."
+        "--prefer_tflite_model",
+        help="If a version has a model.tflite, serve that file with LiteRT.",
     ),
 ]
 
@@ -190,7 +191,7 @@ NumTflitePools = Annotated[
     int,
     typer.Option(
         "--num_tflite_pools",
-        help="Calls of one model.tflite that run at once; 0: one for each core.",
+        help="Maximum number of calls of one model.tflite that run at once; 0: one per core.",
     ),
 ]
 
@@ -215,7 +216,7 @@ MonitoringConfigFile = Annotated[
     option(
         "--monitoring-config-file",
         "--monitoring_config_file",
-        help_text="TensorFlow Serving's MonitoringConfig.",
+        help_text="File with TensorFlow Serving's MonitoringConfig.",
     ),
 ]
 
@@ -224,7 +225,7 @@ SslConfigFile = Annotated[
     option(
         "--ssl-config-file",
         "--ssl_config_file",
-        help_text="TensorFlow Serving's SSLConfig: TLS on both ports.",
+        help_text="File with TensorFlow Serving's SSLConfig: TLS on both ports.",
     ),
 ]
 
@@ -262,14 +263,17 @@ WarmUpSizes = Annotated[
     str,
     typer.Option(
         "--warm-up-sizes",
-        help="Pad batches to a few sizes and run each before a version takes requests: auto (on a GPU, "
-        "and for models compiled by XLA), on, off.",
+        help="Pad batches to a few sizes, and run each size before a version takes requests: auto (on for a "
+        "GPU and for models compiled by XLA), on, off.",
     ),
 ]
 
 WarmUpS = Annotated[
     float,
-    typer.Option("--warm-up-s", help="Longest time for running these sizes of a version, seconds."),
+    typer.Option(
+        "--warm-up-s",
+        help="Maximum time to run the sizes of --warm-up-sizes for a version, seconds.",
+    ),
 ]
 
 GpuMemoryFraction = Annotated[
@@ -277,13 +281,13 @@ GpuMemoryFraction = Annotated[
     option(
         "--per-process-gpu-memory-fraction",
         "--per_process_gpu_memory_fraction",
-        help_text="Largest share of each GPU's memory, 0..1, split among its workers; 0: no limit.",
+        help_text="Maximum share of each GPU's memory, 0..1, split among the workers on that GPU; 0: no limit.",
     ),
 ]
 
 KeysFile = Annotated[
     Path | None,
-    typer.Option("--keys-file", help="YAML of bearer tokens and API keys with their roles."),
+    typer.Option("--keys-file", help="YAML file of bearer tokens and API keys with their roles."),
 ]
 
 AllowUnauthenticated = Annotated[
@@ -297,15 +301,16 @@ UnloadFirst = Annotated[
     bool,
     typer.Option(
         "--unload-first",
-        help="Unload what a new version replaces before that is loaded, not after: both need not fit "
-        "in memory, but nothing is served in between.",
+        help="Unload the old version before the new one is loaded, not after: memory need not hold both, "
+        "but the model is not served in between.",
     ),
 ]
 
 AllowOps = Annotated[
     list[str] | None,
     typer.Option(
-        "--allow-ops", help="An operation that models may contain; may be given several times."
+        "--allow-ops",
+        help="Allow models to contain this unsafe operation; may be given several times.",
     ),
 ]
 
@@ -313,13 +318,15 @@ MaxRunS = Annotated[
     float,
     typer.Option(
         "--max-run-s",
-        help="Maximum time of one model call, seconds; then the worker is replaced. 0: no limit, one process.",
+        help="Maximum time of one model call, seconds; after it, the worker process is replaced. 0: no limit, and a single process.",
     ),
 ]
 
 MaxMemoryMb = Annotated[
     int,
-    typer.Option("--max-memory-mb", help="Maximum memory of a worker for data, MiB; 0: no limit."),
+    typer.Option(
+        "--max-memory-mb", help="Maximum data memory of a worker process, MiB; 0: no limit."
+    ),
 ]
 
 AccessLog = Annotated[
@@ -333,7 +340,7 @@ GateFolder = Annotated[
         "--gate-folder",
         exists=True,
         file_okay=False,
-        help="Folder of the modules of a rollout's Python gates. Default: no Python gate is called.",
+        help="Folder with the modules of a rollout's Python gates. Default: Python gates are not called.",
     ),
 ]
 
@@ -341,7 +348,7 @@ Traces = Annotated[
     bool,
     typer.Option(
         "--traces",
-        help="Send an OpenTelemetry span per request, configured by the OTEL_ variables.",
+        help="Send an OpenTelemetry span per request; the OTEL_ environment variables configure the receiver.",
     ),
 ]
 
@@ -357,7 +364,7 @@ MaxSeries = Annotated[
     int,
     typer.Option(
         "--max-series",
-        help="Maximum number of series of metrics of all models together; further ones count as model `other`.",
+        help="Maximum number of metric series of all models together; further series are counted as model `other`.",
     ),
 ]
 
@@ -365,12 +372,12 @@ SkewWindowS = Annotated[
     float,
     typer.Option(
         "--skew-window-s",
-        help="Shortest window of requests that is compared with the training data, seconds. 0: off.",
+        help="Minimum window of requests that is compared with the training data, seconds. 0: off.",
     ),
 ]
 
 Workers = Annotated[
-    int, typer.Option("--workers", help="Number of processes that share the two ports.")
+    int, typer.Option("--workers", help="Number of worker processes; they share the two ports.")
 ]
 
 WorkerFolder = Annotated[Path | None, typer.Option("--worker-folder", hidden=True)]
@@ -383,7 +390,7 @@ ListenWhenLoaded = Annotated[
     bool,
     typer.Option(
         "--listen-when-loaded/--no-listen-when-loaded",
-        help="Open the ports when every model is loaded, and exit if one cannot be loaded; or open them at once.",
+        help="Open the ports when every model is loaded, and exit if a model cannot be loaded; or open them immediately.",
     ),
 ]
 
@@ -422,7 +429,7 @@ PollS = Annotated[
         "--poll-s",
         "--file-system-poll-wait-seconds",
         "--file_system_poll_wait_seconds",
-        help_text="Interval of the check for new versions, seconds.",
+        help_text="Interval between checks for new versions, seconds.",
     ),
 ]
 

@@ -1,4 +1,4 @@
-"""`stoker serve`: answer over REST and gRPC from a folder of models."""
+"""`stoker serve`: serves a folder of models over REST and gRPC."""
 
 from __future__ import annotations
 
@@ -166,7 +166,7 @@ def serve(
     if stop_with_stdin:
         threading.Thread(target=_stop_with_stdin, daemon=True).start()
     logging.basicConfig(format="%(levelname)s %(name)s: %(message)s", level=logging.INFO)
-    logging.getLogger().setLevel(logging.INFO)  # with --log-json, a handler exists already
+    logging.getLogger().setLevel(logging.INFO)  # with --log-json, `basicConfig` does nothing
     name = f"{os.uname().nodename}-{os.getpid()}-{time.time_ns():x}"
     from stoker.rollout.control.supervisor import Controllers, RolloutSupervisor, make_controller
 
@@ -186,14 +186,14 @@ def serve(
         except WorkerEndedError as error:  # the error was already reported
             raise typer.Exit(error.code) from error
         return
-    # Only after the flags were checked: the import takes seconds.
+    # Imported only after the flags were checked, because the import takes seconds.
     import_tensorflow()
     from stoker.rollout.rest import RolloutRoutes
     from stoker.rollout.routing.router import RolloutRouter
     from stoker.rollout.shadow.stage import ShadowOptions
     from stoker.serve.process.main import run_server
 
-    # If another process supervises this one, that process judges the rollouts.
+    # A worker process has no controllers: its supervisor decides about rollouts.
     controllers = Controllers(make) if config.worker_folder is None else None
     shadow = ShadowOptions(allow_ops=config.allow_ops, saved_model_tags=config.saved_model_tags)
     run_server(
@@ -209,7 +209,7 @@ def serve(
 def _stop_with_stdin() -> None:
     while os.read(
         sys.stdin.fileno(), 1
-    ):  # unbuffered: Python ends with no lock held by this thread
+    ):  # unbuffered: a thread that holds sys.stdin's lock would block Python's exit
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -1,9 +1,9 @@
-"""JSON Lines that several processes write, each into files of its own, and that survive `kill -9` of each.
+"""Logs in JSON Lines. Each process writes its own files; `kill -9` of a process loses no line.
 
 folder/<name>-0001.jsonl ...        at most 16 MiB each
 
-A line is written by one system call, so the kernel has it when the call returns: only a machine that stops can lose
-it, or cut it. A line that is not whole is left out and counted.
+A line is written by one system call, so the kernel has it when the call returns: only a crash of the machine can lose
+or cut it. Readers leave out and count incomplete lines.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from typing import Any
 from stoker.core.files import full_disk_is_named
 
 FILE_BYTES = 16 << 20
-"""Size at which the next file begins."""
+"""Size at which the next file begins, bytes."""
 
 _READ_BYTES = 4 << 20
-"""Bytes read at a time."""
+"""Number of bytes read at a time."""
 
 
 class LogWriter:
-    """Appends lines to the files of one name; used by one thread at a time."""
+    """Appends lines to `<name>-0001.jsonl` and the files that follow; used by one thread at a time."""
 
     def __init__(self, folder: Path, name: str, *, file_bytes: int = FILE_BYTES) -> None:
         """Create a writer; the first line creates its file.
 
         Args:
-            folder: of the files.
-            name: unique among all that write there at the same time.
-            file_bytes: size at which the next file begins.
+            folder: Folder of the files.
+            name: Name of the files, unique among all processes that write to the folder at the same time.
+            file_bytes: Size at which the next file begins, bytes.
         """
         self._folder, self._name, self._file_bytes = folder, name, file_bytes
         self._file: int | None = None
@@ -46,7 +46,7 @@ class LogWriter:
         """Append all of the lines, or none of them.
 
         Args:
-            lines: without their ends.
+            lines: Lines without line ends.
 
         Raises:
             UserError: the disk is full.
@@ -72,7 +72,7 @@ class LogWriter:
             sync_and_close(handle)
 
     def to_sync(self) -> int | None:
-        """A copy of the file's handle if some of its lines are not flushed yet, for `sync_and_close` in any thread."""
+        """Return a copy of the file's handle for `sync_and_close`, in any thread; None if all lines are flushed."""
         if self._file is None or self._is_synced:
             return None
         self._is_synced = True
@@ -87,7 +87,7 @@ class LogWriter:
         self._file = None
 
     def _open(self) -> int:
-        """Return the open file that has room."""
+        """Return the handle of the current file, or of a new one if the current file is full."""
         if self._file is not None and self._size < self._file_bytes:
             return self._file
         self.close()
@@ -101,7 +101,7 @@ class LogWriter:
                 break
             os.close(file)
         if self._size and os.pread(file, 1, self._size - 1) != b"\n":
-            self._size += os.write(file, b"\n")  # the machine stopped while it wrote the last line
+            self._size += os.write(file, b"\n")  # end a line that was cut when the machine crashed
         self._file = file
         return file
 
@@ -116,35 +116,35 @@ def sync_and_close(handle: int) -> None:
 
 @dataclass(kw_only=True, slots=True)
 class _Position:
-    """How far a file has been read."""
+    """Position up to which a file has been read."""
 
     offset: int = 0
     is_cut: bool = False
 
 
 class LogReader:
-    """Reads the lines of all writers, and later the lines that they have appended since."""
+    """Reads the lines of all writers. Each call continues where the last one stopped."""
 
     def __init__(self, folder: Path, pattern: str) -> None:
         """Create a reader that starts at the beginning of each file.
 
         Args:
-            folder: of the files.
-            pattern: matches the names of the files, such as `outcomes-*`.
+            folder: Folder of the files.
+            pattern: Glob pattern of the files' names, such as `outcomes-*`.
         """
         self._folder, self._pattern = folder, f"{pattern}.jsonl"
         self._positions: dict[str, _Position] = {}
 
     @property
     def cut(self) -> int:
-        """Number of files whose last line is incomplete, so it was left out."""
+        """Number of files whose last line is incomplete and was left out."""
         return sum(each.is_cut for each in self._positions.values())
 
     def blocks(self, *, but: str = "") -> Iterator[bytes]:
-        """Yield complete lines that were not read yet, many at a time, in the order of each file.
+        """Yield blocks of complete lines that were not read yet, in the order of each file.
 
         Args:
-            but: files whose name starts with this are left out.
+            but: Files whose names start with this are left out.
         """
         for path in sorted(self._folder.glob(self._pattern)):
             if but and path.name.startswith(but):

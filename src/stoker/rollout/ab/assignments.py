@@ -1,9 +1,9 @@
-"""Which keys take part in an A/B test, and in which arm: a log that each server writes for itself.
+"""The keys that take part in an A/B test, and their arms: each server writes its own log.
 
 .rollout/ab/<rollout>/assignments-<server>-0001.jsonl       {"at": seconds, "key": "hash", "arm": version}
 
-A line is written when the first request of a key was answered. The weights of a test do not change, so each server
-gives a key the same arm; where logs differ nevertheless, the earliest line holds.
+A line is written when the first request of a key was answered. The weights of a test do not change, so all servers
+give a key the same arm; if logs differ nevertheless, the earliest line counts.
 """
 
 from __future__ import annotations
@@ -25,30 +25,30 @@ _log = logging.getLogger(__name__)
 
 
 def logs_of(folder: Path, rollout: int) -> Path:
-    """Where the logs of a test are.
+    """Return the folder with the logs of a test.
 
     Args:
-        folder: of the rollout's state.
-        rollout: its number.
+        folder: Folder of the rollout's state.
+        rollout: Number of the rollout.
     """
     return folder / "ab" / str(rollout)
 
 
 def key_text(key: int) -> str:
-    """The hash of a key, in the form that the logs contain."""
+    """Return the hash of a key as the text that the logs contain."""
     return f"{key:016x}"
 
 
 class AssignmentLog:
-    """The keys of one test in one server; may be used by many threads."""
+    """The keys of one test that a server knows, and the log that the server writes; thread-safe."""
 
     def __init__(self, folder: Path, *, server: str, max_keys: int) -> None:
-        """Create a log that knows no keys until `refresh`.
+        """Create the log; the keys of other servers are known after `refresh`.
 
         Args:
-            folder: of the test's logs.
-            server: name of this process, unique among all that serve the model.
-            max_keys: keys that are recorded.
+            folder: Folder of the test's logs.
+            server: Name of this process, unique among all processes that serve the model.
+            max_keys: Maximum number of keys that are recorded.
         """
         self._mine = f"assignments-{server}-"
         self._writer = LogWriter(folder, self._mine.removesuffix("-"))
@@ -60,9 +60,9 @@ class AssignmentLog:
         self._is_reported = False
 
     def record(self, key: int, version: int) -> None:
-        """Write the arm of a key, if this is the key's first request here.
+        """Write the arm of a key, if this is the first request of the key that this server knows of.
 
-        If that fails, it is logged once, and the next request of the key tries again.
+        A failure to write is logged once; the next request of the key tries again.
         """
         if key in self._keys:
             return
@@ -81,10 +81,10 @@ class AssignmentLog:
             self._is_reported = False
 
     def refresh(self) -> None:
-        """Read the keys of other servers, and flush this one's to the disk.
+        """Read the keys of other servers, and flush this server's keys to the disk.
 
         Raises:
-            OSError: the files cannot be read, or the disk does not take them.
+            OSError: the files cannot be read or written.
         """
         with self._reading:
             for block in self._reader.blocks(but=self._mine):
@@ -97,7 +97,7 @@ class AssignmentLog:
             sync_and_close(handle)
 
     def unknown(self, keys: set[int]) -> set[int]:
-        """The keys for which no server has answered a request."""
+        """Return those of the keys for which no server has answered a request."""
         if not keys <= self._keys:
             self.refresh()
         return keys - self._keys

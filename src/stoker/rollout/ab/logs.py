@@ -1,4 +1,4 @@
-"""Inside a server: the logs of a model's A/B test, from its start to its end."""
+"""In a server: opens, writes and closes the logs of a model's A/B test."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from stoker.serve.routing import Route
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Logs:
-    """The logs of one test."""
+    """The open logs of one test."""
 
     rollout: int
     assignments: AssignmentLog
@@ -25,23 +25,23 @@ class _Logs:
 
 
 class ABTestLogs:
-    """The logs of the test that a model is under, if it is under one; may be used by many threads."""
+    """The logs of a model's A/B test, if one is running; thread-safe."""
 
     def __init__(self, folder: Path, *, server: str) -> None:
-        """Open no logs until `take_up`.
+        """Create the object; `take_up` opens the logs.
 
         Args:
-            folder: of the rollout's state.
-            server: name of this process, unique among all that serve the model.
+            folder: Folder of the rollout's state.
+            server: Name of this process, unique among all processes that serve the model.
         """
         self._folder, self._server = folder, server
         self._logs: _Logs | None = None
 
     def take_up(self, state: RolloutState) -> Callable[[bytes], int] | None:
-        """Open the logs of the test that a state names, and close those of the previous test.
+        """Open the logs of the test in a state, and close the logs of the previous test.
 
         Returns:
-            The hash function of the test's keys; None without a test.
+            The hash function of the test's keys; None if no test is running.
         """
         test = state.test if state.is_test else None
         logs = self._logs
@@ -61,10 +61,10 @@ class ABTestLogs:
         return test.key_hash()
 
     def record(self, route: Route) -> bool:
-        """Note the arm of the key of an answered request, if the running test chose it.
+        """Record the arm of an answered request's key, if the running test chose the version.
 
         Returns:
-            Whether a test is running, or chose the version, so no gate counts the answer.
+            True if a test is running or chose the version; the gates then do not count the answer.
         """
         logs = self._logs
         if logs is None:
@@ -74,17 +74,19 @@ class ABTestLogs:
         return True
 
     def refresh(self) -> None:
-        """Read the keys of other servers, and flush this one's to the disk; called every second."""
+        """Read the keys of other servers, and flush this server's keys to the disk; called every second."""
         if self._logs is not None:
-            with contextlib.suppress(OSError):  # unreadable, or the disk is full: tried again later
+            with contextlib.suppress(
+                OSError
+            ):  # unreadable, or the disk is full: the next call tries again
                 self._logs.assignments.refresh()
 
     def add_outcomes(self, model: str, outcomes: Sequence[tuple[str, float]]) -> None:
         """Write outcomes, all or none of them.
 
         Raises:
-            ServeError: no test is running, a key did not take part, a value is invalid, the log is full or cannot
-                be written.
+            ServeError: no test is running, a key did not take part, a value is invalid, or the log is full or
+                cannot be written.
         """
         logs = self._logs
         if logs is None:

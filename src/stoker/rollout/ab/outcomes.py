@@ -1,4 +1,4 @@
-"""The outcomes of an A/B test: what the users did, which clients report after the answers.
+"""The outcomes of an A/B test: numbers for what users did after an answer, which clients report.
 
 .rollout/ab/<rollout>/outcomes-<server>-0001.jsonl       {"at": seconds, "key": "hash", "value": number}
 """
@@ -19,13 +19,13 @@ from stoker.rollout.ab.assignments import key_text
 from stoker.rollout.state.ab_settings import ABTestSettings
 
 BYTES_A_KEY = 512
-"""Bytes of outcomes that a test accepts for each of its `max_keys`: about eight outcomes per key."""
+"""A test accepts `max_keys` times this many bytes of outcomes: about eight outcomes per key."""
 
 SHOWN_KEYS = 3
-"""Most unknown keys that an error message names."""
+"""Maximum number of unknown keys that an error message names."""
 
 Unknown = Callable[[set[int]], set[int]]
-"""Returns those of some keys for which no server has answered a request."""
+"""Returns those of the given keys for which no server has answered a request."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Outcome:
     """The outcome of one user."""
 
     key: str
-    """The value of the header or cookie that the request had."""
+    """The user's key: value of the request's header or cookie."""
 
     value: float
     """The outcome: 1 or 0, or an amount."""
@@ -44,15 +44,15 @@ class UnknownKey(UserError):
 
 
 class OutcomeLog:
-    """The outcomes that one process writes; may be used by many threads."""
+    """Writes the outcomes that one process receives; thread-safe."""
 
     def __init__(self, folder: Path, test: ABTestSettings, *, name: str) -> None:
         """Create a log; the first outcome creates its file.
 
         Args:
-            folder: of the test's logs.
-            test: its settings.
-            name: unique among all that write there at the same time.
+            folder: Folder of the test's logs.
+            test: Settings of the test.
+            name: Name of the files, unique among all processes that write to the folder at the same time.
         """
         self._folder, self._test = folder, test
         self._writer = LogWriter(folder, f"outcomes-{name}")
@@ -63,8 +63,8 @@ class OutcomeLog:
         """Write all of the outcomes, or none if one of them is refused.
 
         Args:
-            outcomes: of users.
-            unknown: returns the keys that did not take part.
+            outcomes: Outcomes of users.
+            unknown: Returns, of the given keys, those that did not take part.
 
         Raises:
             UnknownKey: a key did not take part.
@@ -79,9 +79,9 @@ class OutcomeLog:
             named = [each.key for each, key in zip(outcomes, hashes, strict=True) if key in missing]
             more = f" and {len(named) - SHOWN_KEYS} more" if len(named) > SHOWN_KEYS else ""
             raise UnknownKey(
-                "An outcome must be of a key that took part in the A/B test",
+                "The key of an outcome must have taken part in the A/B test",
                 got=Plain(", ".join(map(repr, named[:SHOWN_KEYS])) + more),
-                fix="Send the key of a request that was answered before.",
+                fix="Send the key of a request that was answered during the test.",
             )
         self._check_room()
         at_s = time.time()
@@ -110,10 +110,10 @@ class OutcomeLog:
 
 
 def add_from_command(folder: Path, test: ABTestSettings, outcomes: Sequence[Outcome]) -> None:
-    """Write outcomes from a process that does not serve; commands on one machine share a file.
+    """Write outcomes from the command line; the commands on one machine share a file.
 
     Raises:
-        As `OutcomeLog.add`.
+        The errors of `OutcomeLog.add`.
     """
     host = os.uname().nodename
     with alone(folder / f".outcomes-{host}.lock"):
@@ -125,7 +125,7 @@ def add_from_command(folder: Path, test: ABTestSettings, outcomes: Sequence[Outc
 
 
 def _unknown(folder: Path, keys: set[int]) -> set[int]:
-    """The keys that are missing from the assignment logs."""
+    """Return those of the keys that are missing from the assignment logs."""
     missing = set(keys)
     for block in LogReader(folder, "assignments-*").blocks():
         missing -= {key for key in missing if f'"key":"{key_text(key)}"'.encode() in block}

@@ -1,4 +1,4 @@
-"""The result of an A/B test, from its logs: per arm keys, mean, and an interval of the difference."""
+"""The result of an A/B test, computed from its logs: each arm's keys, mean and difference from the baseline."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from stoker.rollout.statistics.confidence_sequence import (
 )
 
 SHARES_ALPHA = 0.01
-"""Probability of a false warning when the arms do get the keys that the weights say, over the whole test."""
+"""Maximum probability, over a whole test, of a false warning about the arms' shares of the keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,23 +37,23 @@ class ArmResult:
     """The version of the model."""
 
     share: float
-    """Share of the keys according to the weights."""
+    """Share of the keys that the weights give to the arm."""
 
     totals: ArmTotals
-    """The outcomes of its keys."""
+    """Sums over the outcomes of the arm's keys."""
 
     reported: int
     """Number of keys with an outcome; an outcome of 0 counts."""
 
     is_baseline: bool
-    """Whether this arm is the baseline, with which the others are compared."""
+    """Whether this arm is the baseline."""
 
     difference: Difference | None
-    """Difference from the baseline; None if it is too early, or if this arm is the baseline."""
+    """Difference from the baseline; None if the arm is the baseline, or too few outcomes were reported."""
 
     @property
     def verdict(self) -> str:
-        """What the interval says about the arm."""
+        """Return what the interval shows: the mean is higher or lower than the baseline's, or neither."""
         if self.is_baseline:
             return "baseline"
         if self.difference is None:
@@ -63,7 +63,7 @@ class ArmResult:
         return "lower" if self.difference.high < 0 else "no difference shown"
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the fields as a JSON object."""
         found = self.difference
         return {
             "version": self.version,
@@ -83,17 +83,17 @@ class ABResult:
     """The current result of a test."""
 
     arms: list[ArmResult]
-    """In the order of the test."""
+    """The arms, in the order of the test's settings."""
 
     warnings: list[str]
     """Reasons why the result may be wrong, one sentence each."""
 
     def to_json(self, state: RolloutState, test: ABTestSettings) -> dict[str, Any]:
-        """As a JSON object.
+        """Return the fields as a JSON object.
 
         Args:
-            state: the newest one of the test.
-            test: its settings.
+            state: The newest state of the test.
+            test: Settings of the test.
         """
         return {
             "rollout": state.rollout,
@@ -110,9 +110,9 @@ def result_of(folder: Path, test: ABTestSettings, *, shares: Mapping[int, float]
     """Read the logs of a test, and compare each arm with the baseline.
 
     Args:
-        folder: of the test's logs.
-        test: its settings.
-        shares: share of the keys that the split gives to each arm.
+        folder: Folder of the test's logs.
+        test: Settings of the test.
+        shares: Version -> share of the keys that the traffic split gives to this arm.
     """
     assigned = _lines(folder, "assignments", "arm", pa.int64()).first()
     outcomes = _lines(folder, "outcomes", "value", pa.float64())
@@ -179,21 +179,21 @@ def _share_warning(arms: list[ArmResult], shares: Mapping[int, float]) -> list[s
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Lines:
-    """The lines of a log, in the order of their keys, and of their times within one."""
+    """The lines of the logs of one kind, sorted by key, then by time."""
 
     keys: NDArray[np.uint64]
     fields: NDArray[Any]
     left_out: int
 
     def first(self) -> _Lines:
-        """The first line of each key."""
+        """Return the first line of each key."""
         first = np.ones(len(self.keys), dtype=bool)
         first[1:] = self.keys[1:] != self.keys[:-1]
         return replace(self, keys=self.keys[first], fields=self.fields[first])
 
 
 def _lines(folder: Path, kind: str, field: str, dtype: pa.DataType) -> _Lines:
-    """Read the logs of one kind: the key and one more field of each line."""
+    """Read the logs of one kind; keep the key and one more field of each line."""
     reader = LogReader(folder, f"{kind}-*")
     schema = pa.schema([("at", pa.float64()), ("key", pa.string()), (field, dtype)])
     tables, lines = [schema.empty_table()], 0
@@ -210,11 +210,11 @@ def _lines(folder: Path, kind: str, field: str, dtype: pa.DataType) -> _Lines:
 
 
 def _table(block: bytes, schema: pa.Schema) -> pa.Table:
-    """The lines that have all fields, as columns."""
+    """Return the lines that have all fields, as columns."""
     options = pj.ParseOptions(explicit_schema=schema, unexpected_field_behavior="ignore")
     try:
         table = pj.read_json(io.BytesIO(block), parse_options=options)
-    except pa.ArrowInvalid:  # a line is damaged: check each line by itself
+    except pa.ArrowInvalid:  # a line is damaged: parse line by line
         rows = [row for row in objects_of(block) if _is_row(row, schema)]
         table = pa.Table.from_pylist(rows, schema=schema)
     table = table.drop_null()

@@ -1,1 +1,1 @@
-"""The controller of a rollout: its lease, its hooks and its notifications."""
+"""The controller, which advances a rollout: its lease, decisions, webhooks and notifications."""

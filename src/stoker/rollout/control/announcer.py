@@ -1,7 +1,7 @@
-"""Announces to people and programs what a rollout did: messages in Slack's form, and webhooks after a rollback.
+"""Reports what a rollout did: sends messages in Slack's format, and calls webhooks after a rollback.
 
-The files of the state list what happened, and `announced.json` holds the number of the last one that was reported: each
-change is reported at least once, also an operator's, by the controller that is at work then. Nothing waits for it.
+Each file of the state is one change; `announced.json` holds the number of the last change that was reported. The
+current controller reports each change at least once, also changes by operators. The rollout does not wait for it.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ from stoker.rollout.state.webhook import Moment
 _log = logging.getLogger(__name__)
 
 LEASE = "controller"
-"""The event of a controller that replaces another one: it is not reported."""
+"""Event when a controller replaces another one; it is not reported."""
 
 PAUSES_S = (1.0, 5.0)
-"""Pauses between the attempts of one message, seconds; after the last attempt it is dropped."""
+"""Pauses between attempts to send a message, seconds; after the last attempt, the message is dropped."""
 
 _FILE = "announced.json"
 
 
 class Announcer:
-    """Announces the changes of one model's rollouts, in a thread of its own."""
+    """Reports the changes of one model's rollouts, in a thread."""
 
     def __init__(self, model: str, folder: Path) -> None:
-        """Args: model: for the messages; folder: of the rollout's state."""
+        """Args: model: Name of the model, for the messages; folder: Folder of the rollout's state."""
         self._model, self._folder = model, folder
         self._thread: threading.Thread | None = None
         self._number = 0  # of the last change that this process reported, also on a full disk
@@ -46,13 +46,13 @@ class Announcer:
         """Whether a change has not been reported yet.
 
         Args:
-            stored: the newest state.
-            state: the same state, parsed.
+            stored: The newest state.
+            state: The parsed content of `stored`.
         """
         return bool(_listeners(state)) and self._announced() < stored.number
 
     def announce(self) -> None:
-        """Announce what is new; returns at once."""
+        """Start to report new changes, in a thread."""
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(
                 target=self._announce_all, name="stoker-rollout-news", daemon=True
@@ -88,7 +88,7 @@ class Announcer:
     def _send(self, url: str, content: dict[str, Any]) -> None:
         why = ""
         for pause_s in (0.0, *PAUSES_S):
-            time.sleep(pause_s)  # the receiver may be back then
+            time.sleep(pause_s)  # the receiver may answer later
             try:
                 answer = send(url, body=json.dumps(content).encode(), timeout_s=TIMEOUT_S)
             except NoAnswerError as error:
@@ -120,5 +120,5 @@ def _text(model: str, number: int, event: dict[str, Any], state: RolloutState) -
         f"Rollout of {model}, version {state.candidate}: {event['what']} by {event['who']}{why}. "
         f"Now {state.phase}, {state.share * 100:g} % of the traffic. [{model}/{state.rollout}/{number}]"
     )
-    # Source: Slack, formatting text for app surfaces: these three are control characters.
+    # These three are control characters. Source: Slack, "Formatting text for app surfaces".
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")

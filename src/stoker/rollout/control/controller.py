@@ -1,4 +1,4 @@
-"""Takes a rollout from stage to stage: one controller at a time, in any of the servers."""
+"""Takes a rollout from stage to stage. Any server can run the controller, but only one controller acts at a time."""
 
 from __future__ import annotations
 
@@ -40,20 +40,22 @@ from stoker.rollout.statistics.histogram import quantile
 _log = logging.getLogger(__name__)
 
 TAKEOVER_S = 10.0
-"""A server replaces a controller that has given no sign of life for this long, by the server's own clock."""
+"""A server replaces a controller whose heartbeat has not changed for this long, seconds by the server's own clock."""
 
 GONE_S = 60.0
-"""A version whose folder is missing for this long is rolled back, seconds; over NFS a folder can appear a minute late."""
+"""A version whose folder is missing for this long is rolled back, seconds; over NFS a folder can appear a minute
+late."""
 
 MEASURED_REQUESTS = 1_000
-"""Requests of the baseline after which its latency is known well enough."""
+"""Number of the baseline's requests after which its latency is known well enough."""
 
 SLOWER = 1.1
-"""An answer is slow if it takes longer than this times the baseline's quantile, and `SLOWER_S` longer than it."""
+"""An answer is slow if it takes longer than this times the baseline's quantile, and longer than the quantile plus
+`SLOWER_S`."""
 
 SLOWER_S = 1e-3
-"""Time that answers may always take longer, seconds: with less traffic its share of the processor's caches is
-colder (measured: 60 us at 20 % of the traffic, a fifth of the median of a small model)."""
+"""An answer may always be this much slower than the baseline's quantile, seconds: a version with less traffic finds the
+processor's caches colder (measured: 60 us at 20 % of the traffic, a fifth of the median of a small model)."""
 
 _QUANTILES = {SLOW_P99: 0.99, SLOW_P50: 0.5}
 
@@ -68,23 +70,23 @@ class Event:
     at_s: float
 
     def to_json(self) -> dict[str, object]:
-        """As a JSON object."""
+        """Return the fields as a JSON object."""
         return {"what": self.what, "who": self.who, "why": self.why, "at_s": self.at_s}
 
 
 def change(files: StateFiles, after: Stored | None, state: RolloutState, event: Event) -> Stored:
-    """Make a state the newest, with the event that caused it.
+    """Append a state to the state files, with the event that caused it.
 
     Raises:
         Conflict: another writer changed the state first.
     """
-    is_urgent = state.phase is Phase.ROLLED_BACK  # also possible on a full disk
+    is_urgent = state.phase is Phase.ROLLED_BACK  # uses the space that is reserved for a full disk
     content = {"state": state.to_json(), "event": event.to_json()}
     return files.append(content, after=after, is_urgent=is_urgent)
 
 
 class Controller:
-    """Judges a model's rollout once a second, if no other server does."""
+    """Judges a model's rollout at each `step`, if no other server does."""
 
     def __init__(
         self,
@@ -97,10 +99,10 @@ class Controller:
         """Create a controller, which does nothing until its `step`.
 
         Args:
-            folder: of the rollout's state.
-            hooks: the user's gates, webhooks and messages; None: those of a server without Python gates.
-            clock: seconds, never backwards.
-            now: seconds since the epoch.
+            folder: Folder of the rollout's state.
+            hooks: The user's gates, webhooks and messages; None: hooks that call no Python gates.
+            clock: Returns monotonic time, seconds.
+            now: Returns the seconds since the epoch.
         """
         self._folder, self._clock, self._now = folder, clock, now
         self._hooks = hooks or Hooks(folder.parent.name, folder)
@@ -109,8 +111,11 @@ class Controller:
         self._lease: int | None = None
         self._beats = 0
         self._seen: tuple[object, float] = (None, clock())
-        self._stage_clock = (0.0, 0.0)  # began_s of the stage, and when that was by `clock`
-        self._looked_s = -math.inf  # the last step
+        self._stage_clock = (
+            0.0,
+            0.0,
+        )  # `began_s` of the stage, and the time of `clock` at that moment
+        self._looked_s = -math.inf  # time of the last step
         self._gone_s: float | None = None  # when the candidate's folder was first missed
 
     def step(self) -> Decision | None:
@@ -134,18 +139,20 @@ class Controller:
         active, news = state.phase in ACTIVE, self._hooks.has_news(stored, state)
         if not active and not news:
             return None
-        with contextlib.suppress(Conflict):  # another writer was first: read it in the next step
+        with contextlib.suppress(
+            Conflict
+        ):  # another writer was first: the next step reads its state
             if self._lease == state.lease != 0:
                 if news:
                     self._hooks.announce()
                 decision = self._judge(stored, state) if active else None
-                self._beat()  # last: on a full disk it fails, but a rollback does not
+                self._beat()  # comes last, because it fails on a full disk, where a rollback still succeeds
                 return decision
             self._watch(stored, state)
         return None
 
     def _look_at_arms(self, stored: Stored, state: RolloutState) -> None:
-        """End an A/B test with the baseline if an arm hangs; an arm that cannot be loaded is only a warning in the result."""
+        """Roll an A/B test back if an arm hangs. If an arm cannot be loaded, the result only warns."""
         failures = read_failures(self._folder, rollout=state.rollout)
         for version in sorted(state.on_trial & failures.keys()):
             if not failures[version].startswith(UNLOADED):
@@ -157,14 +164,14 @@ class Controller:
                 return
 
     def _watch(self, stored: Stored, state: RolloutState) -> None:
-        """Replace a controller that has given no sign of life."""
+        """Become the controller if the current one has not written its heartbeat for `TAKEOVER_S`."""
         seen = (state.lease, self._read_beat())
         if seen != self._seen[0]:
             self._seen = seen, self._clock()
         if state.lease == 0 or self._clock() - self._seen[1] >= TAKEOVER_S:
             lease = state.lease + 1
             event = Event(what="controller", who=self._name, why=f"lease {lease}", at_s=self._now())
-            # A paused controller that resumes finds a newer state, so its own change is refused.
+            # If the replaced controller's process was only paused, it finds a newer state, so its change is refused.
             change(self._files, stored, replace(state, lease=lease), event)
             self._lease = lease
             self._beat()
@@ -188,9 +195,9 @@ class Controller:
         return self._follow(stored, state, decision)
 
     def _look_at_clock(self, state: RolloutState) -> None:
-        """Note when a stage that is new to this controller began.
+        """Record when a stage began that this controller has not seen before.
 
-        It began after the last look, whatever the clock of the operator says who began it.
+        It must have begun after the last step, even if the clock of the operator's machine is wrong.
         """
         clock_s = self._clock()
         unseen_s, self._looked_s = clock_s - self._looked_s, clock_s
@@ -199,11 +206,11 @@ class Controller:
             self._stage_clock = state.began_s, clock_s - passed_s
 
     def _stage_now(self, state: RolloutState) -> float:
-        """Seconds since the epoch, by the clock of the stage: a clock that jumps ends no stage."""
+        """Return the stage's start plus the monotonic time since then: a jump of the system clock ends no stage."""
         return state.began_s + self._clock() - self._stage_clock[1]
 
     def _gone(self, version: int) -> str:
-        """Why a version whose folder is missing cannot continue (no server could load it); empty if it can."""
+        """Return why a version must be rolled back because its folder is missing; empty if it need not."""
         if version in version_folders(self._folder.parent):
             self._gone_s = None
             return ""
@@ -213,7 +220,7 @@ class Controller:
         return f"its folder is missing for {missed_s:.0f} s" if missed_s >= GONE_S else ""
 
     def _follow(self, stored: Stored, state: RolloutState, decision: Decision) -> Decision:
-        """Carry out a decision, once the webhooks allow it."""
+        """Carry out a decision. A webhook can delay the next stage."""
         if decision.action is Action.ADVANCE:
             following = advance(state, now_s=self._now())
             answers = self._hooks.before(state, following, why=decision.reason)

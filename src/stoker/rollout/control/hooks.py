@@ -1,4 +1,4 @@
-"""The user's gates, webhooks and messages of a rollout, as its controller sees them."""
+"""The user's gates, webhooks and messages: the controller's interface to services outside."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ from stoker.rollout.state.user_gates import UserGate, code_of
 _FILE = "user-gates.json"
 
 WEBHOOK_EVERY_S = 10.0
-"""Time between two calls of a webhook that does not let the rollout continue, seconds."""
+"""Interval between two calls of a webhook that does not let the rollout continue, seconds."""
 
 
 class Hooks:
-    """The gates, webhooks and messages of one model's rollouts; no method waits for a service."""
+    """The gates, webhooks and messages of one model's rollouts. Calls run in threads: no method waits for them."""
 
     def __init__(
         self,
@@ -42,10 +42,10 @@ class Hooks:
         """Create hooks that have no answers yet.
 
         Args:
-            model: the model.
-            folder: of the rollout's state.
-            gate_folder: of the modules of Python gates; None if this server has none.
-            clock: seconds, never backwards.
+            model: Name of the model.
+            folder: Folder of the rollout's state.
+            gate_folder: Folder with the modules of Python gates; None: this server calls no Python gates.
+            clock: Returns monotonic time, seconds.
         """
         self._model, self._folder, self._gate_folder = model, folder, gate_folder
         self._clock = clock
@@ -56,7 +56,7 @@ class Hooks:
         self._announcer = Announcer(model, folder)
 
     def gates(self, state: RolloutState) -> list[GateResult]:
-        """The last answers of the user's gates in this stage."""
+        """Return the last answers of the user's gates in this stage."""
         results = []
         for gate in state.settings.user_gates:
             poll = self._poll(gate.name, gate.every_s)
@@ -67,12 +67,12 @@ class Hooks:
         return results
 
     def before(self, state: RolloutState, following: RolloutState, *, why: str) -> list[GateResult]:
-        """The answers of the webhooks that are called before a change.
+        """Return the answers of the webhooks that are called before a change.
 
         Args:
-            state: the current one.
-            following: the state after the change.
-            why: the reason.
+            state: The current state.
+            following: The state after the change.
+            why: Reason of the change.
         """
         moment = moment_of(following)
         results = []
@@ -80,7 +80,7 @@ class Hooks:
             if moment is None or moment not in hook.at:
                 continue
             name = f"webhook {number}"
-            # The same for each controller: the number of the lease is not part of it.
+            # Each controller computes the same identity, because the number of its lease is not part of it.
             identity = f"{following.stage}-{state.began_s:.3f}"
             content = payload(self._model, moment, following, identity=identity, why=why)
             poll = self._poll(name, WEBHOOK_EVERY_S)
@@ -101,7 +101,7 @@ class Hooks:
         return self._announcer.has_news(stored, state)
 
     def announce(self) -> None:
-        """Announce what is new; returns at once."""
+        """Start to report new changes, in a thread."""
         self._announcer.announce()
 
     def _poll(self, name: str, every_s: float) -> Poll:
@@ -152,22 +152,22 @@ class Hooks:
             "gates": [each.to_json() for each in results],
         }
         if content["gates"] and content != self._written:
-            with contextlib.suppress(UserError, OSError):  # shown only by `status`
+            with contextlib.suppress(UserError, OSError):  # the file is needed only by `stoker rollout status`
                 write_json(self._folder / _FILE, content)
                 self._written = content
 
 
 def read_user_results(folder: Path, state: RolloutState) -> list[GateResult]:
-    """The last answers of the user's gates, and of the webhooks that a change waits for.
+    """Return the last answers of the user's gates, and of the webhooks that the next change waits for.
 
     Args:
-        folder: of the rollout's state.
-        state: of the rollout.
+        folder: Folder of the rollout's state.
+        state: State of the rollout.
     """
     found: dict[str, GateResult] = {}
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
         content = json.loads((folder / _FILE).read_bytes())
-        # Answers from an earlier stage say nothing about this one; those of the last stage remain.
+        # Answers from an earlier stage do not apply to the current stage. After the end, the last stage's answers stay.
         same_stage = content["began_s"] == state.began_s or not state.is_active
         if content["rollout"] == state.rollout and same_stage:
             results = [

@@ -1,4 +1,4 @@
-"""The next step of a rollout, from the results of its gates: wait, advance, compare again, pause or roll back."""
+"""Decides the next step of a rollout from its gates' results: wait, advance, compare again, pause or roll back."""
 
 from __future__ import annotations
 
@@ -34,10 +34,10 @@ def decide(
     """Decide the next step of a rollout.
 
     Args:
-        state: of the rollout.
-        results: of all gates.
-        requests: answers of the candidate in this stage.
-        now_s: seconds since the epoch.
+        state: State of the rollout.
+        results: Results of all gates.
+        requests: Number of the candidate's answers in this stage.
+        now_s: Seconds since the epoch.
     """
     if state.phase not in ACTIVE:
         return Decision(action=Action.WAIT, reason=f"{state.phase}")
@@ -58,12 +58,12 @@ def decide(
 def without_answer(
     state: RolloutState, silent: Sequence[GateResult], *, strict: bool = False
 ) -> Decision:
-    """Decide the next step when an answer is missing: wait, and pause after a time.
+    """Decide the next step when an answer is missing: wait, and after `inconclusive_limit_s` pause or roll back.
 
     Args:
-        state: of the rollout.
-        silent: whose answer is missing, and for how long.
-        strict: whether it rolls back instead of pausing.
+        state: State of the rollout.
+        silent: The gates and webhooks whose answer is missing, and for how long.
+        strict: Whether to roll back instead of pausing.
     """
     limit_s = state.settings.inconclusive_limit_s
     if max(each.silent_s for each in silent) < limit_s:
@@ -73,7 +73,7 @@ def without_answer(
             action=Action.ROLL_BACK, reason=f"no answer for {limit_s:g} s: {_clauses(silent)}"
         )
     if state.phase is not Phase.RUNNING:
-        # The candidate takes no traffic yet, or all of it, and no gate speaks against it.
+        # The candidate takes no traffic yet, or all of it; no gate fails.
         return Decision(action=Action.WAIT, reason=_clauses(silent))
     return Decision(action=Action.PAUSE, reason=f"no answer for {limit_s:g} s: {_clauses(silent)}")
 
@@ -89,7 +89,7 @@ def _next(state: RolloutState, requests: int, now_s: float) -> Decision:
         left_s += settings.step_time_s if stage.time_s is None else stage.time_s
     if left_s > 0:
         return Decision(action=Action.WAIT, reason=f"{left_s:.0f} s left")
-    # A stage with a header gets only the requests that testers send.
+    # In a stage with a header, only testers send requests to the candidate, so one is enough.
     least = 1 if stage.header else settings.min_requests
     if state.phase is Phase.RUNNING and requests < least:
         return Decision(

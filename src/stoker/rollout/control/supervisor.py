@@ -1,6 +1,6 @@
-"""In the process that starts the workers: judges the rollouts, and knows which version killed a worker.
+"""In the process that starts the workers: judges the rollouts, and rolls back a version that killed a worker.
 
-It imports no TensorFlow.
+This module does not import TensorFlow.
 """
 
 from __future__ import annotations
@@ -28,28 +28,28 @@ from stoker.serve.routing import VersionInUse
 _log = logging.getLogger(__name__)
 
 _TRIES = 10
-"""How often a change is tried again when another writer was first."""
+"""Number of attempts to make a change when other writers are first."""
 
 MakeController = Callable[[str, Path], Controller]
-"""Creates the controller for a model's state in a folder."""
+"""Creates the controller of a model (name, folder of its rollout state)."""
 
 
 def make_controller(model: str, folder: Path, *, gate_folder: Path | None = None) -> Controller:
-    """Return a controller that queries the user's gates and webhooks.
+    """Return a controller that calls the user's gates and webhooks.
 
     Args:
-        model: the model.
-        folder: of its state.
-        gate_folder: of the modules of Python gates; None if it has none.
+        model: Name of the model.
+        folder: Folder of the model's rollout state.
+        gate_folder: Folder with the modules of Python gates; None: no Python gates.
     """
     return Controller(folder, hooks=Hooks(model, folder, gate_folder=gate_folder))
 
 
 class Controllers:
-    """A controller for each model that has a rollout."""
+    """The controllers of all models that have a rollout."""
 
     def __init__(self, make: MakeController = make_controller) -> None:
-        """Args: make: creates a controller, with the gates of the user."""
+        """Args: make: Creates the controller of a model."""
         self._make = make
         self._known: dict[Path, Controller] = {}
         self._said: dict[Path, str] = {}
@@ -59,7 +59,7 @@ class Controllers:
         """Judge the rollouts, if no other server does.
 
         Args:
-            bases: model -> folder of its versions.
+            bases: Model -> folder of its versions.
         """
         for model, base in bases.items():
             folder = base / FOLDER
@@ -76,7 +76,7 @@ class Controllers:
                 self._said[folder] = str(error)
 
     def _scrape(self, model: str, folder: Path) -> None:
-        """Fetch the counts of servers that cannot write here; the next look uses them."""
+        """Fetch the counts of servers that cannot write to the repository; the next `look` uses them."""
         stored = StateFiles(folder).latest()
         if stored is not None:
             state = state_of(stored.content["state"])
@@ -87,14 +87,14 @@ class Controllers:
 
 
 class RolloutSupervisor:
-    """The rollouts of all workers of a server, as `Supervisor` describes it."""
+    """Implements the protocol `Supervisor` for rollouts: one object for all workers of a server."""
 
     def __init__(self, *, server: str, make: MakeController = make_controller) -> None:
-        """Create a supervisor that knows no rollout until `look`.
+        """Create a supervisor; the first `look` reads the rollouts.
 
         Args:
-            server: name of this process, unique among all that serve the models.
-            make: creates the controller of a model.
+            server: Name of this process, unique among all processes that serve the models.
+            make: Creates the controller of a model.
         """
         self._server = server
         self._controllers = Controllers(make)
@@ -104,11 +104,11 @@ class RolloutSupervisor:
         self._changing = threading.Lock()
 
     def begin(self, folder: Path) -> None:
-        """Args: folder: shared by the workers."""
+        """Args: folder: Folder that the workers share."""
         self._workers = folder
 
     def look(self, in_use: Sequence[VersionInUse]) -> None:
-        """Judge the rollouts of all models that are loaded, or were."""
+        """Judge the rollouts of all models that are or were loaded."""
         with self._changing:
             self._bases.update({each.model: each.base for each in in_use})
             self._controllers.look(self._bases)
@@ -146,11 +146,11 @@ class RolloutSupervisor:
                 _log.error("%s version %d is rolled back: %s", model, use.version, why)
                 with contextlib.suppress(
                     UserError, OSError
-                ):  # the disk is full: the state may still change
+                ):  # the disk is full: the rollback below may still succeed
                     Vetoes(self._workers).add(base, state.rollout, why=why)
                 self._count_lost(use, state, lost, why)
             blamed = True
-            with contextlib.suppress(Conflict):  # another writer was first: decide again
+            with contextlib.suppress(Conflict):  # another writer was first: read the state again
                 self._roll_back(base, stored, use.version, why)
                 return True
         return blamed
@@ -163,11 +163,11 @@ class RolloutSupervisor:
         try:
             change(StateFiles(base / FOLDER), stored, state, event)
         except (UserError, OSError) as error:
-            # The veto keeps it off the traffic of this server.
+            # The veto keeps the version from this server's traffic.
             _log.error("the state of the rollout in %s cannot be changed: %s", base, error)
 
     def _count_lost(self, use: VersionInUse, state: RolloutState, lost: int, why: str) -> None:
-        """Count the requests that ended with the worker as bad answers of the version that ended it."""
+        """Count the requests that were lost with the worker as bad answers of the version that killed it."""
         stage = MEASURED if state.phase is Phase.MEASURING else state.stage
         counts = self._lost.setdefault((use.base, state.rollout), {})
         counts.setdefault(stage, {}).setdefault(use.version, VersionCounts()).add(
@@ -183,7 +183,7 @@ class RolloutSupervisor:
 
 
 def _stored(base: Path) -> Stored | None:
-    """The newest complete state of a model; None if it has none, or it cannot be read."""
+    """Return the newest undamaged state of a model; None if the model has no state or the state cannot be read."""
     with contextlib.suppress(OSError):
         return StateFiles(base / FOLDER).latest_whole()
     return None

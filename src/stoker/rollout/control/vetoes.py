@@ -1,7 +1,7 @@
 """Versions that the workers of one server must not run, whatever the state says.
 
-The process that starts the workers writes this file when a version has killed one, before it changes the state:
-the state's disk may be full or read-only, and the next worker must not die of the same version.
+The process that starts the workers writes this file when a version has killed a worker, before it changes the state:
+the state's disk may be full or read-only, and the same version must not kill the next worker.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ class Vetoes:
     """The vetoes in one folder."""
 
     def __init__(self, folder: Path | None) -> None:
-        """Args: folder: of the workers; None: vetoes are not used."""
+        """Args: folder: Folder that the workers share; None: vetoes are not used."""
         self._path = None if folder is None else folder / _FILE
 
     def reasons(self) -> dict[tuple[str, int], str]:
@@ -33,7 +33,7 @@ class Vetoes:
         return {}
 
     def add(self, base: Path, rollout: int, *, why: str) -> None:
-        """Keep the candidate of a rollout off the traffic; it may run again when an operator starts another rollout."""
+        """Keep a rollout's candidate from this server's traffic, until an operator starts another rollout of it."""
         if self._path is not None:
             reasons = {**self.reasons(), (str(base), rollout): why}
             write_json(self._path, [[*key, reason] for key, reason in reasons.items()])

@@ -1,7 +1,7 @@
-"""Calls of web services before a rollout continues.
+"""Calls the user's web services before a rollout continues.
 
-A call is made at least once: a controller that dies after the call and before it has noted the answer leaves the call
-to the next one. So every call has an `id`, which is the same each time.
+Each call is made at least once: if a controller dies before it has stored the answer, the next controller repeats the
+call. A repeated call has the same `id`.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from stoker.rollout.state.state import Phase, RolloutState
 from stoker.rollout.state.webhook import Moment
 
 TIMEOUT_S = 10.0
-"""Longest duration of a call, seconds."""
+"""Maximum duration of a call, seconds."""
 
 
 def moment_of(following: RolloutState) -> Moment | None:
-    """The moment of a change; None: no webhook is called."""
+    """Return the moment at which a change calls webhooks; None: the change calls no webhook."""
     if following.phase is Phase.ROLLED_BACK:
         return Moment.ROLLBACK
     if following.phase is Phase.COMPLETED:
@@ -36,11 +36,11 @@ def payload(
     """Return the JSON object that a webhook receives.
 
     Args:
-        model: the model.
-        moment: when it is called.
-        following: the state after the change.
-        identity: unique to this change within the rollout.
-        why: the reason of the change.
+        model: Name of the model.
+        moment: The moment of the change.
+        following: The state after the change.
+        identity: A string that is unique to this change within the rollout.
+        why: Reason of the change.
     """
     return {
         "id": f"{model}/{following.rollout}/{identity}/{moment}",
@@ -56,12 +56,12 @@ def payload(
 
 
 def call_webhook(name: str, url: str, content: Mapping[str, Any]) -> GateResult:
-    """Call a webhook: a 2xx passes; any other status, and no answer, is inconclusive.
+    """Call a webhook: status 2xx passes; another status or no answer is inconclusive.
 
     Args:
-        name: of the webhook, for messages.
-        url: of the webhook.
-        content: see `payload`.
+        name: Name of the webhook, for messages.
+        url: URL of the webhook.
+        content: The JSON object to send; see `payload`.
     """
     try:
         answer = send(url, body=json.dumps(content).encode(), timeout_s=TIMEOUT_S)

@@ -1,1 +1,1 @@
-"""Counts of what each version did in each stage: written by servers and added up."""
+"""Counts of each version's answers in each stage: servers write them, and readers add them up."""

@@ -1,7 +1,7 @@
-"""The keys that have counted in a stage, so that a user counts once, whichever worker process answers.
+"""The keys that were counted in a stage: a user is counted once, whichever worker process answers.
 
-The workers of a server map one file: a table of 64-bit numbers, in which the search for a key starts at the slot of its
-hash. It has no lock: a key is counted twice only if two processes write into one slot at the same moment.
+The workers of a server map the same file, a hash table of 64-bit numbers with linear probing. The table has no lock: a
+key is counted twice only if two processes write to the same slot at the same moment.
 """
 
 from __future__ import annotations
@@ -14,40 +14,40 @@ from pathlib import Path
 
 _SLOTS_BITS = 21
 SLOTS = 1 << _SLOTS_BITS
-"""Slots of the table, 8 bytes each: enough for a million keys."""
+"""Number of slots of the table, 8 bytes each: enough for a million keys."""
 
 PROBES = 64
-"""Slots that are searched for a key; a key that finds none free is not counted."""
+"""Number of slots that are searched for a key; if none of them is free, the key is not counted."""
 
 _MASK = (1 << 64) - 1
 _GOLDEN = 0x9E3779B97F4A7C15
-"""Source: Knuth, The Art of Computer Programming, volume 3, multiplicative hashing."""
+"""Multiplier of the hash. Source: Knuth, The Art of Computer Programming, volume 3, multiplicative hashing."""
 
 
 class Once(IntEnum):
-    """What a key counts for; it counts once for each."""
+    """Counters that count a key at most once."""
 
     BAD = 1
     SLOW = 2
     PREDICTED = 3
     BASELINE_BAD = 4
-    """A key in a shadow stage, where both versions answer it."""
+    """Bad answers of the baseline in a shadow stage, where both versions answer a key."""
 
 
 class StageKeys:
-    """The keys of one stage; used by one thread of a process at a time."""
+    """The counted keys of one stage; used by one thread of a process at a time."""
 
     def __init__(self, path: Path | None = None) -> None:
         """Open the keys that other processes have counted.
 
         Args:
-            path: file of the stage, in a folder of its own; None: no other process counts the same keys.
+            path: File of the stage's keys; None: no other process counts the same keys.
         """
         self._path = path
         self._table: memoryview | None = None
 
     def is_first(self, key: int | None, once: Once) -> bool:
-        """Whether a key counts now: only its first request does. A request without a key always counts."""
+        """Return whether to count a request: the first one of its key. A request without a key always counts."""
         if key is None:
             return True
         place, found = self._find(key, once)
@@ -57,7 +57,7 @@ class StageKeys:
         return True
 
     def has(self, key: int, once: Once) -> bool:
-        """Whether a key has already counted, or cannot count."""
+        """Return whether a key was counted already, or cannot be counted because its slots are full."""
         place, found = self._find(key, once)
         return place is None or found
 
@@ -73,7 +73,7 @@ class StageKeys:
         return None, False
 
     def _places(self) -> memoryview:
-        if self._table is None:  # created only now: most rollouts have no key
+        if self._table is None:  # created when needed, because most rollouts have no key
             self._table = memoryview(_mapped(self._path)).cast("Q")
         return self._table
 
@@ -83,13 +83,14 @@ def _number(key: int, once: Once) -> int:
 
 
 def _mapped(path: Path | None) -> mmap.mmap:
-    """Map the file into memory; if that fails, use memory of this process only."""
+    """Map the file into memory; if that fails, use memory that other processes do not see."""
     if path is not None:
         with contextlib.suppress(OSError):  # the disk is full
             path.parent.mkdir(parents=True, exist_ok=True)
             file = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
             try:
-                # Reserve the space first: writing into a hole of a mapped file on a full disk would kill the process.
+                # Reserve the disk space first: on a full disk, a write to a hole of a mapped file would kill the
+                # process.
                 os.posix_fallocate(file, 0, SLOTS * 8)
                 for other in path.parent.iterdir():
                     if other != path:

@@ -1,8 +1,8 @@
-"""What servers counted of a rollout: a file for each process, next to the state.
+"""Counts of a rollout, in one file per process of the servers, next to the state.
 
 folder/counts/<rollout>/<server>.json       stage -> version -> counts; written every second
 
-The files of servers that have ended stay: what they counted still counts.
+Files of processes that have ended stay, and their counts are still added up.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ UNLOADED = "it cannot be loaded"
 """Prefix of the failure reason of a version that could not be loaded."""
 
 MEASURED = -1
-"""Used in place of a stage while the baseline is measured."""
+"""Number used as stage while the baseline is measured."""
 
 Counts = Mapping[int, Mapping[int, VersionCounts]]
 """Stage -> version -> counts."""
@@ -42,14 +42,15 @@ def write_counts(
     """Write what one process has counted since it began.
 
     Args:
-        folder: of the rollout's state.
-        counts: of each stage.
-        failed: version -> why the process cannot run it.
-        rollout: number of the rollout.
-        server: name of the process.
+        folder: Folder of the rollout's state.
+        counts: Counts of each stage.
+        failed: Version -> why the process cannot run it.
+        rollout: Number of the rollout.
+        server: Name of the process.
 
     Raises:
-        OSError: the file cannot be written, for example because the disk is full; the one before is whole.
+        OSError: the file cannot be written, for example because the disk is full; the previous file stays
+            intact.
     """
     path = counts_folder(folder, rollout) / f"{server}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +59,7 @@ def write_counts(
         for stage, versions in counts.items()
     }
     content = {"stages": stages, "failed": {str(key): why for key, why in failed.items()}}
-    # Compact: this is written each second, and `indent` would use Python's encoder instead of C's.
+    # No `indent`: this runs every second, and `indent` would use json's slow encoder in Python.
     text = json.dumps({**content, "sha256": _digest(content)})
     try:
         write_atomic(path, text)
@@ -74,7 +75,7 @@ def read_all(
     failures: dict[int, str] = {}
     for counts, failed in _contents(folder, rollout):
         for version, reason in failed.items():
-            # Another server that cannot load a version must not hide that it hangs on this one.
+            # A version that cannot be loaded on one server must not hide that the version hangs on another server.
             if failures.get(version, UNLOADED).startswith(UNLOADED):
                 failures[version] = reason
         for stage, versions in counts.items():
@@ -95,7 +96,7 @@ def read_failures(folder: Path, *, rollout: int) -> dict[int, str]:
 
 
 def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int, str]]]:
-    """Yield the content of each file; a damaged file is left out, and its server writes it again."""
+    """Yield the content of each intact file; a server replaces its damaged file within a second."""
     for path in sorted(counts_folder(folder, rollout).glob("[!.]*.json")):
         with contextlib.suppress(OSError):
             raw = path.read_bytes()
@@ -107,31 +108,31 @@ def _contents(folder: Path, rollout: int) -> Iterator[tuple[Counts, Mapping[int,
 
 @functools.lru_cache
 def _say_once(error: str) -> None:
-    """The counts are read each second; damage is reported once."""
+    """Log a damaged file once, because the counts are read every second."""
     _log.error("%s", error)
 
 
 def _checked(raw: bytes, path: Path) -> Mapping[str, Any]:
-    """Return the content of a file, if it is intact."""
+    """Return the content of a file; raise DataError if it is damaged."""
     with contextlib.suppress(ValueError, KeyError, TypeError, AttributeError):
         content: dict[str, Any] = json.loads(raw)
         if content.pop("sha256") == _digest(content):
             return content
     raise DataError(
         f"{path} is damaged, so its counts are left out",
-        got=Plain("bytes that differ from those written"),
-        fix="Nothing needs to be done while its server runs: it writes the file again.",
+        got=Plain("bytes that differ from the written ones"),
+        fix="If the server of the file runs, do nothing: the server writes the file again.",
     )
 
 
 def _digest(content: Mapping[str, Any]) -> str:
-    """Same as `fingerprint`, for a JSON object: in a tenth of the time, since only C walks through it."""
+    """Return the hash of a JSON object. It takes a tenth of the time of `fingerprint`, because the loop runs in C."""
     text = json.dumps(content, sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:
-    """The counts of the stages that had traffic, oldest first."""
+    """Return the counts of the stages that had traffic, oldest first."""
     stages = parse_stages(state.settings.stages)
     return [
         StageCounts(
@@ -146,12 +147,12 @@ def stage_counts(counts: Counts, state: RolloutState) -> list[StageCounts]:
 
 
 def _share(stage: Stage) -> float:
-    # In a shadow stage, each request that counts is answered once by each version.
+    # In a shadow stage, both versions answer each counted request once, as if each had half of the traffic.
     return 0.5 if stage.shadow else stage.share
 
 
 def requests_of(counts: Counts, *, stage: int, version: int) -> int:
-    """Answers of a version in a stage."""
+    """Return the number of a version's answers in a stage."""
     return counts.get(stage, {}).get(version, VersionCounts()).requests
 
 
@@ -159,7 +160,7 @@ def parse_counts(content: Mapping[str, Any]) -> tuple[Counts, Mapping[int, str]]
     """Parse the counts and failures in a file.
 
     Raises:
-        KeyError, TypeError, ValueError, AttributeError: the content has another form.
+        KeyError, TypeError, ValueError, AttributeError: the content does not have the expected form.
     """
     counts = {
         int(stage): {int(version): _of_json(each) for version, each in versions.items()}
@@ -169,7 +170,7 @@ def parse_counts(content: Mapping[str, Any]) -> tuple[Counts, Mapping[int, str]]
 
 
 def counts_folder(folder: Path, rollout: int) -> Path:
-    """The folder that contains the files of a rollout."""
+    """Return the folder that contains the counts of a rollout."""
     return folder / "counts" / str(rollout)
 
 

@@ -18,7 +18,7 @@ from stoker.rollout.http_call import NoAnswerError, send
 _log = logging.getLogger(__name__)
 
 _TIMEOUT_S = 1.0
-"""Longest wait for one server, seconds."""
+"""Maximum time to wait for one server, seconds."""
 
 _MAX_BYTES = 16 << 20
 """Largest accepted answer, bytes; the counts of a process take about 10 KiB."""
@@ -28,24 +28,24 @@ _HINTS = dict.fromkeys(
 )
 
 _AT_ONCE = 16
-"""Most requests at the same time."""
+"""Maximum number of concurrent requests."""
 
 
 class Scraper:
     """Fetches the counts of servers; a server that does not answer is logged once."""
 
     def __init__(self) -> None:
-        """Start without knowing any server."""
+        """Create a scraper."""
         self._silent: set[str] = set()
 
     def fetch(self, folder: Path, servers: Sequence[str], *, model: str, rollout: int) -> None:
         """Write the counts of all processes of some servers next to the state.
 
         Args:
-            folder: of the rollout's state.
-            servers: their REST addresses.
-            model: the model.
-            rollout: number of the rollout; counts of another one are left out.
+            folder: Folder of the rollout's state.
+            servers: REST addresses of the servers.
+            model: Name of the model.
+            rollout: Number of the rollout; counts of other rollouts are left out.
         """
         with ThreadPoolExecutor(min(_AT_ONCE, len(servers))) as pool:
             list(pool.map(lambda url: self._fetch(url, folder, model, rollout), servers))
@@ -54,12 +54,12 @@ class Scraper:
         path = f"{url.rstrip('/')}/v1/rollouts/{urllib.parse.quote(model, safe='')}/counts"
         try:
             token = os.environ.get(TOKEN_VARIABLE, "").strip()
-            answer = send(path, token=token, timeout_s=_TIMEOUT_S, most_bytes=_MAX_BYTES)
+            answer = send(path, token=token, timeout_s=_TIMEOUT_S, max_bytes=_MAX_BYTES)
             if not answer.is_success:
                 raise NoAnswerError(f"status {answer.status}{_HINTS.get(answer.status, '')}")
             content = json.loads(answer.body)
             if content["rollout"] != rollout:
-                return  # the server has not read the newest state yet
+                return  # the server has not read the state of this rollout yet
             for server, found in content["processes"].items():
                 if is_model_name(server):
                     counts, failed = parse_counts(found)

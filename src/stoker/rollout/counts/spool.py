@@ -1,4 +1,4 @@
-"""Counts of a server whose repository is read-only or full: kept in its workers' folder, and returned over HTTP."""
+"""Counts of a server that cannot write to its repository: kept in its workers' folder, and served over HTTP."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from stoker.rollout.counts.counts import Counts, counts_folder, write_counts
 
 
 class Spool:
-    """The counts of one model in one server; all workers and their parent process write there."""
+    """Writes the counts of one model in one server; all workers and their parent process use it."""
 
     def __init__(self, workers: Path | None, rollouts: Path) -> None:
         """Open the spool.
 
         Args:
-            workers: folder that the workers share; None: counts are not kept.
-            rollouts: folder of the model's rollout.
+            workers: Folder that the workers share; None: counts are not kept.
+            rollouts: Folder of the model's rollout state.
         """
         self._rollouts = rollouts
         name = hashlib.sha256(str(rollouts).encode()).hexdigest()
@@ -31,10 +31,10 @@ class Spool:
     def write(
         self, counts: Counts, failed: Mapping[int, str], *, rollout: int, server: str
     ) -> None:
-        """Write counts next to the state; if that is not possible, keep them here.
+        """Write counts next to the state; if that fails, write them to the workers' folder.
 
         Raises:
-            UserError, OSError: the counts can be written neither there nor here.
+            UserError, OSError: the counts cannot be written to either folder.
         """
         try:
             write_counts(self._rollouts, counts, failed, rollout=rollout, server=server)
@@ -45,11 +45,11 @@ class Spool:
             raise
 
     def keys(self, stage: str) -> StageKeys:
-        """The keys that have counted in a stage in all processes of this server."""
+        """Return the keys that all processes of this server have counted in a stage."""
         return StageKeys(None if self._folder is None else self._folder / "keys" / stage)
 
     def read(self, rollout: int) -> dict[str, Any]:
-        """Process -> the content of its file, for the counts that are kept here."""
+        """Return process -> content of its file, for the counts in the workers' folder."""
         found = {}
         if self._folder is not None:
             for path in counts_folder(self._folder, rollout).glob("*.json"):

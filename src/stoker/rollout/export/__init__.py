@@ -1,1 +1,1 @@
-"""A rollout's split in the form of other programs: gateways, KServe, Argo Rollouts, Flagger, TensorFlow Serving."""
+"""Exports a rollout's traffic split to other programs: gateways, KServe, Argo Rollouts, Flagger, TensorFlow Serving."""

@@ -1,4 +1,4 @@
-"""Objects by which Argo Rollouts and Flagger query the gates of a rollout.
+"""Kubernetes objects that make Argo Rollouts and Flagger query the gates of a rollout.
 
 Source: argoproj/argo-rollouts, docs/analysis/web.md; fluxcd/flagger, docs/gitbook/usage/webhooks.md.
 """
@@ -18,10 +18,10 @@ _SHORTEST_INTERVAL_S = 10
 
 
 def analysis_templates(split: ExportedSplit, *, server: str) -> str:
-    """Argo Rollouts' AnalysisTemplates: one for the background, one for a step.
+    """Return Argo Rollouts' AnalysisTemplates: one for background analysis, one for a step.
 
     Args:
-        split: of a model.
+        split: The model's traffic split.
         server: URL of a server that answers with the verdict.
     """
     path = _verdict_path(split.model)
@@ -35,20 +35,21 @@ def analysis_templates(split: ExportedSplit, *, server: str) -> str:
 
 
 def flagger_canary(split: ExportedSplit, *, server: str, gateway: str) -> str:
-    """Flagger's Canary, with the percentages of the rollout's stages.
+    """Return Flagger's Canary object, with the percentages of the rollout's stages.
 
     Args:
-        split: of a model.
+        split: The model's traffic split.
         server: URL of a server that answers with the verdict.
-        gateway: the Gateway: NAME or NAMESPACE/NAME.
+        gateway: Name of the Gateway: NAME or NAMESPACE/NAME.
     """
     settings = split.state.settings
     stages = parse_stages(settings.stages)
-    # Flagger takes whole percentages, and its promotion is the step to all traffic.
+    # Flagger accepts whole percentages only, and its promotion is the step to 100 %.
     whole = {max(round(stage.share * 100), 1) for stage in stages if 0 < stage.share < 1}
     namespace, _, name = gateway.rpartition("/")
     parent = {"group": "gateway.networking.k8s.io", "kind": "Gateway", "name": name}
-    # The verdict of another version is neither: an earlier rollback does not roll back a later release.
+    # A verdict on another version is neither a success nor a failure: an earlier rollback does not roll back a later
+    # release.
     url = f"{_checked(server)}{_verdict_path(split.model)}?version={split.state.candidate}"
     return _fill(
         "flagger",

@@ -1,4 +1,4 @@
-"""Where the servers of each version are, for gateways in front of them."""
+"""Addresses of the servers of each version, for gateways in front of them."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LARGEST_PORT = 65_535
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Backend:
-    """The servers of one version behind one name."""
+    """Address of the servers of one version."""
 
     host: str
     """Name of a Kubernetes Service, host name or address."""
@@ -24,10 +24,10 @@ class Backend:
 
 
 def parse_backends(texts: Iterable[str]) -> dict[int, Backend]:
-    """Parse `7=taxi-v7:8501`, once for each version.
+    """Parse items of the form `7=taxi-v7:8501`, one per version.
 
     Raises:
-        ConfigError: an item has another form, or a version is named twice.
+        ConfigError: an item does not have this form, or a version is named twice.
     """
     found: dict[int, Backend] = {}
     for text in texts:
@@ -54,19 +54,19 @@ def parse_place(text: str, *, flag: str) -> Backend:
     host = host.strip("[]")
     good = host and not set(host) & set(" /\"'@?#") and port.isdecimal()
     if not good or not 0 < int(port) <= _LARGEST_PORT:
-        raise ConfigError(f"{flag} must name HOST:PORT", got=text, fix="For example taxi-v7:8501.")
+        raise ConfigError(f"{flag} must be HOST:PORT", got=text, fix="For example taxi-v7:8501.")
     return Backend(host=host, port=int(port))
 
 
 def backends_of(
     versions: Iterable[int], named: dict[int, Backend], *, name: str
 ) -> dict[int, Backend]:
-    """Return version -> its servers; a version that the user does not name gets a Service called NAME-vVERSION.
+    """Return version -> its servers. For a version that the user did not name, it is the Service NAME-vVERSION.
 
     Args:
-        versions: the versions of a split.
-        named: the servers that the user named.
-        name: the model's, as a valid name of cluster objects.
+        versions: The versions of a split.
+        named: Version -> the servers that the user named.
+        name: Name of the model, in a form that is valid for cluster objects.
     """
     return {
         version: named.get(version) or Backend(host=f"{name}-v{version}") for version in versions

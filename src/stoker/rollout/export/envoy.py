@@ -1,4 +1,4 @@
-"""A split as a configuration of the Envoy proxy.
+"""Exports a traffic split as a configuration of the Envoy proxy.
 
 Source: envoyproxy.io, API v3 (`route.v3.WeightedCluster`, `route.v3.RouteAction.HashPolicy`, `core.v3.PathConfigSource`).
 """
@@ -15,10 +15,10 @@ from stoker.rollout.export.split import ExportedSplit, Rule, whole_weights
 
 _TYPE = "type.googleapis.com/envoy"
 _ROUTES = "stoker-rollout"
-"""Name of the route configuration, by which the listener finds it in the file."""
+"""Name of the route configuration; the listener refers to it."""
 
 _TIMEOUT = "60s"
-"""Longest time for an answer. A server's own deadline is 30 s; Envoy's default of 15 s would end before it."""
+"""Maximum time for an answer. A server's own deadline is 30 s, which Envoy's default of 15 s would cut short."""
 
 
 def envoy_bootstrap(
@@ -28,14 +28,14 @@ def envoy_bootstrap(
     listen: Backend,
     routes_file: Path | None,
 ) -> dict[str, Any]:
-    """A complete configuration for `envoy -c`: one listener, and a cluster for each version.
+    """Return a complete configuration for `envoy -c`: one listener, and a cluster for each version.
 
     Args:
-        split: of a model.
-        backends: version -> its servers.
-        listen: address of the listener.
-        routes_file: Envoy reads the split from this file (`envoy_routes`) and follows its changes;
-            None: the split is in this configuration, and a change needs a restart.
+        split: The model's traffic split.
+        backends: Version -> its servers.
+        listen: Address of Envoy's listener.
+        routes_file: Envoy reads the traffic split from this file (`envoy_routes`) and watches it for changes;
+        None: this configuration contains the split, and a change needs a restart.
     """
     manager: dict[str, Any] = {
         "@type": f"{_TYPE}.extensions.filters.network.http_connection_manager.v3.HttpConnectionManager",
@@ -71,7 +71,7 @@ def envoy_bootstrap(
 
 
 def envoy_routes(split: ExportedSplit) -> dict[str, Any]:
-    """The file that a configuration with `routes_file` reads: a discovery response that contains only the split."""
+    """Return the content of `routes_file`: a discovery response that contains only the traffic split."""
     resource = {
         "@type": f"{_TYPE}.config.route.v3.RouteConfiguration",
         **_route_configuration(split),

@@ -1,4 +1,4 @@
-"""The formats of an export and the options of each. The command line imports this module at each start."""
+"""The export formats and the options of each. Imports little, because every `stoker` command imports it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class KserveMode(StrEnum):
     """Plain Deployments: `spec.canary`, since KServe 0.20."""
 
     KNATIVE = "knative"
-    """Revisions of Knative: `canaryTrafficPercent`."""
+    """Knative revisions: `canaryTrafficPercent`."""
 
 
 _APPLIES: Mapping[str, tuple[Format, ...]] = {
@@ -46,11 +46,11 @@ _APPLIES: Mapping[str, tuple[Format, ...]] = {
 
 
 def check_applies(to: Format, given: Iterable[str]) -> None:
-    """Refuse options that would have no effect.
+    """Refuse options that have no effect on a format.
 
     Args:
-        to: the format.
-        given: names of the options that the user gave.
+        to: Format of the export.
+        given: Names of the options that the user set.
 
     Raises:
         ConfigError: an option belongs to another format.
@@ -60,5 +60,5 @@ def check_applies(to: Format, given: Iterable[str]) -> None:
             raise ConfigError(
                 f"--{name} is for --to {' or '.join(_APPLIES[name])}",
                 got=Plain(f"--to {to}"),
-                fix="Leave it out.",
+                fix=f"Leave --{name} out.",
             )

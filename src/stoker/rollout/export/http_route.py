@@ -1,4 +1,4 @@
-"""A split as an HTTPRoute of the Kubernetes Gateway API.
+"""Exports a traffic split as an HTTPRoute of the Kubernetes Gateway API.
 
 Source: gateway-api.sigs.k8s.io, HTTPRoute v1 (`backendRefs[].weight`, `matches[].headers`).
 """
@@ -19,10 +19,10 @@ def http_route(
     """Build the HTTPRoute object.
 
     Args:
-        split: of a model.
-        backends: version -> its Service.
-        gateway: the Gateway that it belongs to: NAME or NAMESPACE/NAME.
-        hostname: only requests to this host; empty: all of the gateway's.
+        split: The model's traffic split.
+        backends: Version -> its Service.
+        gateway: Name of the Gateway to which the route belongs: NAME or NAMESPACE/NAME.
+        hostname: Host whose requests are routed; empty: all hosts of the gateway.
     """
     namespace, _, name = gateway.rpartition("/")
     parent = {"name": name} | ({"namespace": namespace} if namespace else {})
@@ -41,7 +41,7 @@ def http_route(
 def _rule(rule: Rule, backends: Mapping[int, Backend]) -> dict[str, Any]:
     match: dict[str, Any] = {"path": {"type": "PathPrefix", "value": "/"}}
     if rule.header:
-        # "Present, with any value" has no match type in the Gateway API.
+        # The Gateway API cannot match "present, with any value", so a regular expression matches every value.
         value = rf"(.*;\s*)?{re.escape(rule.cookie)}=.*" if rule.cookie else ".+"
         match["headers"] = [{"type": "RegularExpression", "name": rule.header, "value": value}]
     return {

@@ -1,4 +1,4 @@
-"""A split as KServe's InferenceService.
+"""Exports a traffic split as KServe's InferenceService.
 
 Source: kserve/kserve at aaac4e2 (after 0.20), `CanarySpec` and `validateCanarySpecs` in pkg/apis/serving/v1beta1;
 kserve/kserve#5335: `canaryTrafficPercent` has no effect outside of Knative, without a warning.
@@ -14,18 +14,19 @@ from stoker.rollout.export.split import ExportedSplit, percentages
 
 _DEPLOYMENT_MODES = {KserveMode.KNATIVE: "Knative", KserveMode.STANDARD: "Standard"}
 _KNATIVE_VERSIONS = 2
-"""`canaryTrafficPercent` splits between the newest revision and the last one that took all traffic."""
+"""Number of versions that Knative can split between: `canaryTrafficPercent` splits between the newest revision and the
+last revision that took all traffic."""
 
 
 def inference_service(split: ExportedSplit, *, mode: KserveMode, storage: str) -> dict[str, Any]:
     """Build the InferenceService object.
 
     Args:
-        split: of a model.
+        split: The model's traffic split.
         mode: `knative`: one predictor with `canaryTrafficPercent`, the share of its newest revision;
             `standard`: `spec.canary`, since KServe 0.20, with the Gateway API.
-        storage: URI of a version's storage, with `{version}` and perhaps `{model}` in it. KServe's TensorFlow
-            runtime expects the numbered folder inside it, and no other.
+        storage: URI of a version's storage, with the placeholders `{version}` and optionally `{model}`.
+            KServe's TensorFlow runtime expects the version's numbered folder inside it, and no other folder.
 
     Raises:
         ConfigError: `storage` is the same for all versions.
@@ -33,7 +34,7 @@ def inference_service(split: ExportedSplit, *, mode: KserveMode, storage: str) -
     """
     if "{version}" not in storage:
         raise ConfigError(
-            "--storage must be the URI of a version's storage with {version} in it",
+            "--storage must be the URI of a version's storage and contain {version}",
             got=storage or Plain("none"),
             fix="For example --storage 'gs://models/{model}-v{version}'.",
         )
@@ -73,7 +74,8 @@ def _knative(split: ExportedSplit, shares: dict[int, int], storage: str) -> dict
 
 def _standard(split: ExportedSplit, shares: dict[int, int], storage: str) -> dict[str, Any]:
     stable = split.state.stable
-    # KServe derives the names of Deployments from it: a candidate that becomes the stable version keeps its pods.
+    # KServe derives the names of Deployments from this name: a candidate keeps its pods when it becomes the stable
+    # version.
     spec: dict[str, Any] = {
         "predictor": {"name": f"v{stable}", **_predictor(split, stable, storage)}
     }
@@ -92,5 +94,5 @@ def _predictor(
     split: ExportedSplit, version: int, storage: str, **container: str
 ) -> dict[str, Any]:
     uri = storage.replace("{model}", split.model).replace("{version}", str(version))
-    # The schema requires the container's name below `canary`, and the webhook refuses it elsewhere: "" satisfies both.
+    # KServe's schema requires a container name below `canary`, but its webhook refuses one: "" satisfies both.
     return {"model": {**container, "modelFormat": {"name": "tensorflow"}, "storageUri": uri}}

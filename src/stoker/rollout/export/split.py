@@ -1,4 +1,4 @@
-"""What a rollout's state means for traffic, in the terms of gateways: rules, headers, whole weights."""
+"""The traffic split of a rollout's state as gateways express it: rules, headers, whole weights."""
 
 from __future__ import annotations
 
@@ -10,26 +10,26 @@ from stoker.core.errors import Plain, UserError
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 
 _SCALES = (100, 1_000, 10_000, 100_000, 1_000_000)
-"""Sums of whole weights, the most readable first; the Gateway API allows a weight of at most 1,000,000."""
+"""Possible sums of whole weights, the most readable first; the Gateway API allows weights up to 1,000,000."""
 
 _COOKIE = "cookie:"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rule:
-    """Requests, and the versions that they go to. The first of several rules that matches applies."""
+    """Routes matching requests to versions. Of several rules, the first one that matches applies."""
 
     weights: Mapping[int, float]
-    """Version -> share of the requests, with a sum of 1; it may name versions with a share of 0."""
+    """Version -> share of the requests. The shares sum to 1; a share may be 0."""
 
     header: str = ""
-    """Only requests with this header, whatever its value; empty: all requests."""
+    """Matches requests that have this header, with any value; empty: matches all requests."""
 
     cookie: str = ""
-    """Only requests with this cookie; `header` is then `cookie`."""
+    """Matches requests that have this cookie; `header` is then `cookie`."""
 
     sticky: bool = False
-    """Whether requests of the same header value, or cookie, go to the same version."""
+    """Whether requests with the same value of the header or cookie go to the same version."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -40,16 +40,16 @@ class ExportedSplit:
     """Name of the model."""
 
     state: RolloutState
-    """The state from which the split follows."""
+    """The state that determines the split."""
 
     @property
     def name(self) -> str:
-        """The model's name as a valid name of cluster objects."""
+        """The model's name in a form that is valid for cluster objects."""
         return dns_name(self.model)
 
     @property
     def weights(self) -> dict[int, float]:
-        """Version -> share of the requests that are split. While a rollout is running, both versions are named."""
+        """Version -> share of the requests. While a rollout is running, both versions are in it."""
         active = self.state.phase in ACTIVE
         shares = self.state.split(self.model).weights
         return {version: share for version, share in shares.items() if active or share > 0}
@@ -84,7 +84,7 @@ class ExportedSplit:
 
     @property
     def summary(self) -> str:
-        """One line for the head of a file."""
+        """A line about the split, for the top of an exported file."""
         shares = ", ".join(
             f"version {version}: {share * 100:.6g} %" for version, share in self.weights.items()
         )
@@ -93,9 +93,9 @@ class ExportedSplit:
 
 
 def whole_weights(weights: Mapping[int, float]) -> dict[int, int]:
-    """Shares as whole numbers, with the most readable sum that loses nothing.
+    """Return shares as whole numbers, with the most readable sum for which no share is rounded.
 
-    A share that is not 0 stays at least 1 of 1,000,000.
+    A share above 0 becomes at least 1 of 1,000,000.
     """
     whole: dict[int, int] = {}
     for scale in _SCALES:
@@ -111,11 +111,11 @@ def whole_weights(weights: Mapping[int, float]) -> dict[int, int]:
 
 
 def percentages(split: ExportedSplit, *, program: str) -> dict[int, int]:
-    """Shares as whole percentages, for programs that accept nothing finer, and no headers.
+    """Return shares as whole percentages, for programs that accept neither fractions nor headers.
 
     Args:
-        split: of a model.
-        program: its name, for errors.
+        split: The model's traffic split.
+        program: Name of the program, for errors.
 
     Raises:
         UserError: the stage uses a header, or its percentage is not whole.

@@ -1,6 +1,6 @@
-"""A split for TensorFlow Serving, which has labels instead: `stable`, and `canary` for the candidate.
+"""Exports a rollout to TensorFlow Serving, as labels: `stable`, and `canary` for the candidate.
 
-Labels split nothing by themselves: a client, or a gateway, chooses one of them.
+Labels do not split traffic: a client or a gateway chooses one of them.
 Source: tensorflow/serving, model_server_config.proto and `ServerCore::ReloadConfig`.
 """
 
@@ -27,14 +27,14 @@ _AVAILABLE = 30
 """`ModelVersionStatus.State.AVAILABLE`."""
 
 _END = 50
-"""`ModelVersionStatus.State.END`: unloaded, or it could not be loaded."""
+"""`ModelVersionStatus.State.END`: the version was unloaded or could not be loaded."""
 
 _POLL_S = 0.5
-"""Interval in which the states are read, seconds."""
+"""Interval between two reads of the versions' states, seconds."""
 
 
 def labels_of(split: ExportedSplit) -> dict[str, int]:
-    """Label -> version. `canary` is the stable version without a candidate, so that it always answers."""
+    """Return label -> version. Without a candidate, `canary` names the stable version too, so that it always answers."""
     state = split.state
     candidate = state.candidate if state.phase in ACTIVE else state.stable
     return {STABLE: state.stable, CANARY: candidate}
@@ -43,13 +43,13 @@ def labels_of(split: ExportedSplit) -> dict[str, int]:
 def model_server_config(
     split: ExportedSplit, *, base_path: str, others: Path | None = None, now_s: float
 ) -> model_server_config_pb2.ModelServerConfig:
-    """The configuration of a TensorFlow Serving server.
+    """Return the configuration of a TensorFlow Serving server.
 
     Args:
-        split: of a model.
-        base_path: folder of the model's versions, as the server sees it.
-        others: a `model_config_file`, whose other models are kept; None if it has none.
-        now_s: seconds since the epoch; a version to go back to stays loaded for a while.
+        split: The model's traffic split.
+        base_path: Folder of the model's versions, as the server sees it.
+        others: A `model_config_file`, whose other models are kept; None: the server has no such file.
+        now_s: Seconds since the epoch, to decide whether the previous version still stays loaded.
 
     Raises:
         ConfigError: `others` is not a valid `model_config_file`.
@@ -64,7 +64,7 @@ def model_server_config(
     mine = next((each for each in models if each.name == split.model), None)
     entry = model_server_config_pb2.ModelConfig(name=split.model, model_platform="tensorflow")
     if mine is not None:
-        entry.CopyFrom(mine)  # with its own logging and labels
+        entry.CopyFrom(mine)  # keeps the model's other settings, such as logging
     entry.base_path = base_path
     entry.model_version_policy.specific.versions[:] = _loaded(split, now_s=now_s)
     for label, version in labels_of(split).items():
@@ -75,7 +75,7 @@ def model_server_config(
 
 
 def config_text(config: model_server_config_pb2.ModelServerConfig) -> str:
-    """The configuration as a `model_config_file`."""
+    """Return the configuration in the text format of a `model_config_file`."""
     from google.protobuf import text_format
 
     return text_format.MessageToString(config)
@@ -88,20 +88,19 @@ def reload_server(
     *,
     limit_s: float,
 ) -> None:
-    """Make a server use a configuration: first the versions, then the labels, once the versions are loaded.
+    """Send a configuration to a server: first the versions, and when these are loaded, the labels.
 
-    TensorFlow Serving refuses a label for a version that it has not loaded, and it checks labels before it loads
-    anything. So the first call has the labels of loaded versions alone.
+    TensorFlow Serving refuses a label for a version that is not loaded, and it checks labels before it loads versions.
+    So the first call contains only labels of loaded versions.
 
     Args:
-        client: of the server.
-        split: of the model.
-        config: of all models of the server. Those that are not in it are unloaded.
-        limit_s: longest that the versions may take to load, seconds.
+        client: Client of the server.
+        split: The model's traffic split.
+        config: Configuration of all models of the server; the server unloads every other model.
+        limit_s: Maximum time for the versions to load, seconds.
 
     Raises:
-        UserError: a version could not be loaded, or not in time; labels keep their versions, as far as
-            these are loaded.
+        UserError: a version could not be loaded, or not in time; labels keep their old versions if these are loaded.
         CallError: the server does not answer, or refuses the configuration.
     """
     wanted = set(labels_of(split).values())
@@ -118,7 +117,8 @@ def reload_server(
             del entry.version_labels[label]
             if label == CANARY and split.state.stable in loaded:
                 entry.version_labels[label] = split.state.stable
-        # A version that `latest` would unload meanwhile, but that a label names, is already in the policy.
+        # The server does not unload a version that a label names, because the policy of the first call already contains
+        # it.
         _send(client, first)
         _wait(client, split.model, wanted, limit_s=limit_s)
     _send(client, config)
@@ -155,7 +155,7 @@ def _send(client: GrpcClient, config: Any) -> None:
 
 
 def _states(client: GrpcClient, model: str) -> Mapping[int, tuple[int, str]]:
-    """Version -> its state and the reason of a failure; empty if the server does not know the model."""
+    """Return version -> its state and the reason of a failure; empty if the server does not know the model."""
     request = message("GetModelStatusRequest")
     request.model_spec.name = model
     try:
@@ -187,6 +187,6 @@ def _wait(client: GrpcClient, model: str, versions: set[int], *, limit_s: float)
                 got=Plain(
                     "; ".join(reasons) or f"not {', '.join(map(str, missing))} within {limit_s:g} s"
                 ),
-                fix="See the log of the server; its labels name no version that is not loaded.",
+                fix="See the server's log. Labels were set only for loaded versions.",
             )
-        time.sleep(_POLL_S)  # TensorFlow Serving announces no change of state
+        time.sleep(_POLL_S)  # TensorFlow Serving does not notify clients of a change of state

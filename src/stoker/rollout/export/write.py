@@ -1,4 +1,4 @@
-"""Writes a rollout's split for another program."""
+"""Exports a rollout's traffic split in one of the formats."""
 
 from __future__ import annotations
 
@@ -22,37 +22,38 @@ from stoker.rollout.export.tf_serving import config_text, model_server_config
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ExportOptions:
-    """What the state does not contain about the program in front of the servers."""
+    """Options of an export: facts about the other program that the rollout's state does not contain."""
 
     backends: Mapping[int, Backend] = field(default_factory=dict)
-    """Version -> its servers; the others have a Service called MODEL-vVERSION."""
+    """Version -> its servers. The default for a version is the Service MODEL-vVERSION."""
 
     gateway: str = "gateway"
     """The Gateway of an HTTPRoute or of Flagger: NAME or NAMESPACE/NAME."""
 
     hostname: str = ""
-    """An HTTPRoute applies only to requests to this host; empty: to all."""
+    """For an HTTPRoute: host whose requests are routed; empty: all hosts."""
 
     listen: Backend = Backend(host="127.0.0.1", port=10_000)  # noqa: RUF009 - frozen
     """Address of Envoy's listener."""
 
     routes_file: Path | None = None
-    """Envoy reads the split from this file, and follows its changes; None: the split is in the configuration."""
+    """For Envoy: file from which it reads the split, and which it watches; None: its configuration contains the
+    split."""
 
     kserve_mode: KserveMode = KserveMode.STANDARD
     """How KServe deploys the model."""
 
     storage: str = ""
-    """For KServe: URI of a version's storage, with `{version}` in it."""
+    """For KServe: URI of a version's storage, with the placeholder `{version}`."""
 
     server: str = ""
-    """For Argo and Flagger: URL of a server; empty: http://MODEL:8501."""
+    """For Argo and Flagger: URL of a server that returns the verdict; empty: http://MODEL:8501."""
 
     base_path: str = ""
-    """For TensorFlow Serving: folder of the model's versions, as its server sees it."""
+    """For TensorFlow Serving: path of the model's folder on the server."""
 
     config: Path | None = None
-    """For TensorFlow Serving: its `model_config_file`, whose other models are kept."""
+    """For TensorFlow Serving: the server's `model_config_file`; its other models are kept."""
 
 
 def export_text(split: ExportedSplit, to: Format, options: ExportOptions) -> str:

@@ -1,1 +1,1 @@
-"""What may roll a version back: counts, queries and functions."""
+"""Gates, whose verdicts can roll a version back: built-in ones, Prometheus queries and Python functions."""

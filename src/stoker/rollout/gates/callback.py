@@ -1,4 +1,4 @@
-"""A gate that calls a Python function of the user, in a separate process with a time limit."""
+"""Calls the Python function of a user's gate, in a separate process with a time limit."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _STDERR = 2
 def call_in_process(
     folder: Path, reference: str, rollout: Mapping[str, Any], *, timeout_s: float
 ) -> bool | float | None:
-    """Call the function and return its value; whatever it does, this process is not harmed.
+    """Call the function and return its value; a function that crashes or hangs does not affect this process.
 
     Args:
-        folder: of its module.
-        reference: `module:function`.
-        rollout: its argument.
-        timeout_s: longest time for it, seconds; then its process and all its children are killed.
+        folder: Folder of the function's module.
+        reference: `module:function` of the function.
+        rollout: The argument of the function.
+        timeout_s: Maximum time of the function, seconds; after it, the process and all its children are killed.
 
     Raises:
         NoAnswerError: the function raised, hung, or ended its process.
@@ -37,7 +37,7 @@ def call_in_process(
     try:
         argv = [sys.executable, "-m", "stoker.rollout.gates.gate_process", str(folder), reference]
         try:
-            # Its prints go to the log: standard output belongs to the server.
+            # The function's output goes to the log, because stdout belongs to the server.
             child = Child(
                 f"gate {reference}",
                 [*argv, str(writing)],
@@ -58,7 +58,9 @@ def call_in_process(
 
 
 def _answer(reading: int, child: Child) -> bool | float | None:
-    os.set_blocking(reading, False)  # a process that left the group may hold the other end open
+    os.set_blocking(
+        reading, False
+    )  # a process that left the process group may hold the other end open
     with contextlib.suppress(BlockingIOError, ValueError, KeyError, TypeError):
         answer = json.loads(os.read(reading, _MAX_BYTES))
         if "error" in answer:

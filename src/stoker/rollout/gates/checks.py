@@ -1,4 +1,4 @@
-"""Checks the gates of a rollout before it starts."""
+"""Checks a rollout's gates before the rollout starts."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ _log = logging.getLogger(__name__)
 
 
 def check_names(settings: RolloutSettings) -> None:
-    """Refuse a user's gate with the name of a built-in one, and a dry run of an unknown gate.
+    """Refuse a user's gate that has a built-in gate's name, and a dry run of an unknown gate.
 
     Raises:
-        ConfigError: a gate has such a name.
+        ConfigError: a name is taken, or unknown.
     """
     own = [gate.name for gate in settings.user_gates]
     if taken := sorted(set(own) & set(BUILT_IN)):
         raise ConfigError(
-            "A gate must not have the name of a built-in one", got=taken[0], fix="Rename it."
+            "A gate must not have the name of a built-in gate", got=taken[0], fix="Rename it."
         )
     known = [*BUILT_IN, *own]
     if unknown := sorted(set(settings.dry_run) - set(known)):
@@ -32,10 +32,10 @@ def check_names(settings: RolloutSettings) -> None:
 
 
 def check_queries(model: str, begun: RolloutState) -> None:
-    """Have Prometheus check the queries; while it does not answer, the gate is inconclusive.
+    """Let Prometheus check the syntax of the queries. If it does not answer, log that the gate is inconclusive.
 
     Raises:
-        ConfigError: a query is not PromQL.
+        ConfigError: a query is not valid PromQL.
     """
     for gate in begun.settings.user_gates:
         if gate.prometheus:

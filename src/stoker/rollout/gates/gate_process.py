@@ -1,7 +1,7 @@
-"""The process of a Python gate: calls the user's function once, and writes what it returned.
+"""The process of a Python gate: calls the user's function once, and writes the returned value.
 
-`python -m stoker.rollout.gates.gate_process FOLDER MODULE:FUNCTION DESCRIPTOR`; the rollout, as JSON, is one line on
-standard input.
+`python -m stoker.rollout.gates.gate_process FOLDER MODULE:FUNCTION DESCRIPTOR`; one line of JSON on standard input is
+the argument.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from stoker.core.errors import UserError
 from stoker.core.user_code import call, load_function
 
 MAX_CHARS = 500
-"""Longest text of an error: all of it must fit into the pipe."""
+"""Maximum length of an error message, characters: it must fit into the pipe's buffer."""
 
 
 def main(folder: str, reference: str, descriptor: str) -> None:
-    """Call the function.
+    """Call the function, and write its value or its error to the descriptor.
 
     Args:
-        folder: of its module.
-        reference: `module:function`.
-        descriptor: number of the file descriptor to write the answer to.
+        folder: Folder of the function's module.
+        reference: `module:function` of the function.
+        descriptor: Number of the file descriptor to write the answer to.
     """
     rollout = json.loads(sys.stdin.readline())
     try:
@@ -46,7 +46,7 @@ def _plain(value: object) -> bool | float | None:
     """
     if value is None:
         return None
-    if type(value).__name__ in ("bool", "bool_"):  # NumPy's booleans and numbers as well
+    if type(value).__name__ in ("bool", "bool_"):  # also NumPy's booleans
         return bool(value)
     try:
         return float(value)  # type: ignore[arg-type]  # any object; it may fail

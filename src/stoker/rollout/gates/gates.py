@@ -1,4 +1,4 @@
-"""The gates of a rollout: pass, fail or inconclusive, from what the servers counted."""
+"""The built-in gates of a rollout: compute pass, fail or inconclusive from the servers' counts."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ from stoker.rollout.statistics.prediction_shift import least_shift
 
 @dataclass(kw_only=True, slots=True)
 class VersionCounts:
-    """What one version did in one stage; counts of several servers add up."""
+    """Counts of one version's answers in one stage; counts of several servers can be added."""
 
     requests: int = 0
     bad: int = 0
-    """Answers with a status other than 2xx, after the deadline, or with a value that is not finite."""
+    """Number of answers with a status other than 2xx, after the deadline, or with a value that is not finite."""
 
     latency: Counter[int] = field(default_factory=Counter)
-    """Bucket of the latency in seconds -> answers, and running requests that are already slow."""
+    """Bucket of the latency in seconds -> number of answers, and of running requests that are already slow."""
 
     predictions: Counter[int] = field(default_factory=Counter)
-    """Bucket of the predicted number or class -> predictions."""
+    """Bucket of the predicted number or class -> number of predictions."""
 
     shadow: Counter[str] = field(default_factory=Counter)
-    """Of a candidate in shadow: the results of copied requests; see `shadow_counts`."""
+    """Results of copied requests, for a candidate in a shadow stage; see `shadow.counts`."""
 
     def copy(self) -> VersionCounts:
-        """Separate counts with the same numbers."""
+        """Return a copy."""
         return VersionCounts(
             requests=self.requests,
             bad=self.bad,
@@ -52,7 +52,7 @@ class VersionCounts:
         )
 
     def add(self, other: VersionCounts) -> None:
-        """Add the counts of another server."""
+        """Add other counts, such as another server's, to these."""
         self.requests += other.requests
         self.bad += other.bad
         self.latency.update(other.latency)
@@ -62,7 +62,7 @@ class VersionCounts:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StageCounts:
-    """What both versions did in one stage."""
+    """Counts of both versions in one stage."""
 
     share: float
     """The candidate's share of the traffic, in [0, 1]."""
@@ -71,7 +71,7 @@ class StageCounts:
     candidate: VersionCounts
 
     is_shadow: bool = False
-    """Whether both answered the same requests; their latencies are then not comparable."""
+    """Whether both versions answered the same requests (a shadow stage); their latencies are then not comparable."""
 
 
 class Verdict(StrEnum):
@@ -89,30 +89,30 @@ class GateResult:
     gate: str
     verdict: Verdict
     detail: str
-    """The figures behind the verdict, one clause."""
+    """The figures that lead to the verdict, as one clause."""
 
     silent_s: float = 0.0
-    """How long it has given no answer, seconds."""
+    """Time since the gate last had an answer, seconds."""
 
     needs_baseline: bool = False
-    """Whether it needs the baseline next to the candidate again to decide."""
+    """Whether the gate can decide only if the baseline takes traffic again."""
 
     @classmethod
     def no_answer(cls, gate: str, detail: str = "no answer yet") -> Self:
-        """An inconclusive result."""
+        """Return an inconclusive result."""
         return cls(gate=gate, verdict=Verdict.INCONCLUSIVE, detail=detail)
 
     def to_json(self) -> dict[str, str]:
-        """As a JSON object."""
+        """Return the fields as a JSON object."""
         return {"gate": self.gate, "verdict": self.verdict, "detail": self.detail}
 
 
 def judge(stages: Sequence[StageCounts], state: RolloutState) -> list[GateResult]:
-    """The results of the built-in gates.
+    """Return the results of the built-in gates.
 
     Args:
-        stages: counts of each stage so far, oldest first.
-        state: of the rollout.
+        stages: Counts of each stage so far, oldest first.
+        state: State of the rollout.
     """
     found = [_compared(BAD, stages, state, operator.attrgetter("bad"))]
     for gate in (SLOW_P99, SLOW_P50):
@@ -134,7 +134,7 @@ def _compared(
     seen = compared_stages(stages, gate, bad)
     found = log_evidence(seen, allowed_ratio=state.settings.allowed_ratio)
     limit = log_threshold(alpha=state.settings.alpha, gates=state.settings.gates)
-    # Latency depends on the machine's load: without the baseline next to the candidate, it says nothing.
+    # Latency is not compared with the baseline's of an earlier stage, because it depends on the machine's load.
     if found < limit and gate == BAD and state.share == 1.0:
         suspicion = _suspicion(stages, state, limit)
         if suspicion is not None:
@@ -152,12 +152,12 @@ def compared_stages(
     gate: str,
     bad: Callable[[VersionCounts], int] = operator.attrgetter("bad"),
 ) -> list[BadAnswers]:
-    """What a gate counts in each stage in which both versions answered.
+    """Return the bad answers, as a gate counts them, in each stage in which both versions answered.
 
     Args:
-        stages: counts of each stage, oldest first.
-        gate: its name.
-        bad: counts the answers of a version that are bad according to the gate.
+        stages: Counts of each stage, oldest first.
+        gate: Name of the gate.
+        bad: Counts the answers of a version that are bad according to the gate.
     """
     return [
         BadAnswers(share=each.share, candidate=bad(each.candidate), baseline=bad(each.baseline))
@@ -169,10 +169,12 @@ def compared_stages(
 def _suspicion(
     stages: Sequence[StageCounts], state: RolloutState, limit: float
 ) -> GateResult | None:
-    """The result if the candidate gives more bad answers at 100 % than the baseline did before; else None."""
+    """Return a result if the candidate at 100 % gives more bad answers than the baseline did before; else None."""
     before = [each.baseline for each in stages if each.share < 1.0 and not each.is_shadow]
     bad, requests = at_full_traffic(stages)
-    bad = max(bad - state.explained[0], 0)  # counts from a damaged file are missing for a while
+    bad = max(
+        bad - state.explained[0], 0
+    )  # negative if the counts of a damaged file are missing for a while
     full = FullTraffic(
         candidate=bad,
         requests=max(requests - state.explained[1], bad),
@@ -193,7 +195,7 @@ def _suspicion(
 
 
 def at_full_traffic(stages: Sequence[StageCounts]) -> tuple[int, int]:
-    """Bad answers and requests of the candidate while it took all traffic."""
+    """Return the candidate's bad answers and requests at 100 %."""
     full = [each.candidate for each in stages if each.share == 1.0]
     return sum(each.bad for each in full), sum(each.requests for each in full)
 
@@ -216,13 +218,13 @@ def _shifted(stages: Sequence[StageCounts], state: RolloutState) -> GateResult:
 def compared_with_limits(
     gate: str, found: Sequence[bool | float | None], *, least: float | None, most: float | None
 ) -> GateResult:
-    """The result of a user's gate; without a value, or with a number that is not finite, it is inconclusive.
+    """Return the result of a user's gate; it is inconclusive without a value or with a number that is not finite.
 
     Args:
-        gate: its name.
-        found: booleans or numbers, each of which must pass.
-        least: smallest number that passes; None: no limit.
-        most: largest number that passes; None: no limit.
+        gate: Name of the gate.
+        found: Booleans or numbers, each of which must pass.
+        least: Smallest number that passes; None: no lower limit.
+        most: Largest number that passes; None: no upper limit.
     """
     shown = ", ".join("nothing" if each is None else f"{each:g}" for each in found[:5]) or "nothing"
     claims = [each for each in found if isinstance(each, bool)]

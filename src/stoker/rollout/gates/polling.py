@@ -1,4 +1,4 @@
-"""Calls slow or silent services in a thread, so that reading the last answer never waits."""
+"""Calls a service in a thread, so that reading the last answer does not wait for the service."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from stoker.rollout.gates.gates import GateResult, Verdict
 
 
 class Poll:
-    """One repeated call; at most one thread runs it."""
+    """Repeats a call at an interval; at most one thread runs it."""
 
     def __init__(
         self, name: str, *, every_s: float, clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """Create a poll that has not called yet.
+        """Create a poll; the first `look` starts the first call.
 
         Args:
-            name: of the gate.
-            every_s: time between two calls, seconds.
-            clock: monotonic, seconds.
+            name: Name of the gate.
+            every_s: Interval between two calls, seconds.
+            clock: Returns monotonic time, seconds.
         """
         self._name, self._every_s, self._clock = name, every_s, clock
         self._lock = threading.Lock()
@@ -32,11 +32,11 @@ class Poll:
         self._answer: GateResult | None = None
 
     def look(self, about: Hashable, ask: Callable[[], GateResult]) -> GateResult:
-        """Return the last answer; call again if it is time.
+        """Return the last answer; start the next call if the interval has passed.
 
         Args:
-            about: subject of the call: an answer about another subject is not returned.
-            ask: the call, which has a time limit.
+            about: What the call is about; an answer about something else is not returned.
+            ask: The call to make, which has a time limit.
         """
         now_s = self._clock()
         with self._lock:
@@ -55,10 +55,10 @@ class Poll:
             return replace(found, silent_s=max(now_s - self._heard_s, 0.0))
 
     def _ask(self, about: Hashable, ask: Callable[[], GateResult]) -> None:
-        answer = GateResult.no_answer(self._name, "a bug: see the log")
+        answer = GateResult.no_answer(self._name, "internal error: see the log")
         try:
             answer = ask()
-        finally:  # a bug ends the thread with its traceback, and the call is repeated
+        finally:  # an unexpected exception ends the thread with a traceback; the next `look` starts the call again
             with self._lock:
                 self._asking = False
                 if about == self._about:

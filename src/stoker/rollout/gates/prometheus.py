@@ -16,23 +16,23 @@ from stoker.rollout.http_call import HttpAnswer, NoAnswerError, send
 _PATH = "/api/v1/query"
 _FORM = "application/x-www-form-urlencoded"
 _BAD_DATA = "bad_data"
-"""Type of Prometheus' error for a query that is not PromQL; its status is 400."""
+"""`errorType` of Prometheus' answer to a query that is not PromQL; the status is 400."""
 
 
 def check_query(url: str, query: str, *, gate: str, timeout_s: float) -> str:
-    """Check with Prometheus that a query is PromQL.
+    """Let Prometheus check that a query is PromQL.
 
     Args:
-        url: of the server.
-        query: of the gate, with the versions filled in.
-        gate: its name.
-        timeout_s: longest time for an answer, seconds.
+        url: URL of the Prometheus server.
+        query: Query of the gate, with the versions filled in.
+        gate: Name of the gate.
+        timeout_s: Maximum time to wait for an answer, seconds.
 
     Returns:
-        Why this could not be checked, one clause; empty if the query is PromQL.
+        Why Prometheus could not check it, as one clause; empty if the query is PromQL.
 
     Raises:
-        ConfigError: the query is not PromQL, or gives no numbers.
+        ConfigError: the query is not PromQL, or its result is not numbers.
     """
     try:
         answer = _ask(url, query, timeout_s)
@@ -51,14 +51,14 @@ def check_query(url: str, query: str, *, gate: str, timeout_s: float) -> str:
         _numbers(content)
         return ""
     raise ConfigError(
-        f"The query of gate {gate} must give numbers",
+        f"The query of gate {gate} must return numbers",
         got=query,
-        fix="Prometheus answers in another form: a range such as up[1m] needs a function, for example rate().",
+        fix="Apply a function to a range such as up[1m], for example rate().",
     )
 
 
 def query_numbers(url: str, query: str, *, timeout_s: float) -> list[float]:
-    """The numbers of a query: one for a scalar, one for each series of a vector.
+    """Return the numbers of a query: one for a scalar, one for each series of a vector.
 
     Raises:
         NoAnswerError: Prometheus did not answer with numbers.
@@ -78,7 +78,7 @@ def _numbers(content: dict[str, Any]) -> list[float]:
         if data["resultType"] == "vector":
             return [float(series["value"][1]) for series in data["result"]]
     except (KeyError, TypeError, ValueError, IndexError):
-        raise NoAnswerError("Prometheus answered in another form") from None
+        raise NoAnswerError("Prometheus' answer does not have the expected form") from None
     raise NoAnswerError(f"the query gives a {data['resultType']}, not numbers")
 
 

@@ -1,1 +1,1 @@
-"""In a server: which version takes a request, and how its answers are counted."""
+"""In a server: chooses the version for a request, and counts the answers."""

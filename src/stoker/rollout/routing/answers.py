@@ -1,4 +1,4 @@
-"""A queue of answers to be counted: many at a time, since numpy takes as long for one as for hundreds."""
+"""A queue of answers that are counted many at a time: a numpy call takes as long for one answer as for hundreds."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from stoker.rollout.statistics.histogram import buckets_of
 from stoker.serve.routing import Route, RunRequests
 
 MAX_WAITING = 1024
-"""Most runs in the queue; counting this many takes about 1 ms."""
+"""Maximum number of runs in the queue; counting this many takes about 1 ms."""
 
 MAX_BYTES = 16 << 10
-"""A run with a larger output is counted at once, so that the queue holds little memory."""
+"""A run with a larger output, in bytes, is counted immediately, so that the queue holds little memory."""
 
 Values = NDArray[Any]
-"""[rows, ...] a numeric output."""
+"""A numeric output, [rows, ...]."""
 
 Flags = NDArray[np.bool_]
-"""[requests] whether something holds for each."""
+"""One flag per request, [requests]."""
 
 _NUMBERS = "fiub"
-"""Numeric kinds of dtypes."""
+"""The `kind` characters of numeric numpy dtypes."""
 
 _NO_VALUES = np.empty(0)
 
 
 def one_request(route: Route, *, good: bool) -> RunRequests:
-    """Return one request that arrived at time 0, so that the end of its run is its duration.
+    """Return a run of one request that arrived at time 0, so that its end time is its duration.
 
     Args:
-        route: where it went.
-        good: whether it was answered in time and with a successful status.
+        route: The route of the request.
+        good: Whether the answer came in time and with a successful status.
     """
     return RunRequests(
         came_s=(0.0,), routes=(route,), patience_s=(math.inf if good else -math.inf,)
@@ -48,30 +48,31 @@ def one_request(route: Route, *, good: bool) -> RunRequests:
 
 
 _Waiting = tuple[RunRequests, float, "np.dtype[Any]", tuple[int, ...], bytes]
-"""A run that holds dtype, shape and bytes of its first numeric output instead of its arrays: freeing the arrays of many
-runs later takes longer than copying their numbers. It is not a class, since creating one takes as long as the copy."""
+"""A queued run: dtype, shape and bytes of its first numeric output. The arrays themselves are not kept, because freeing
+the arrays of many runs later takes longer than copying their numbers. A tuple, because creating an object of a class
+takes as long as the copy."""
 
 _parts_of = attrgetter("routes", "came_s", "patience_s", "sizes")
 _version_of, _counts_of, _key_of = map(attrgetter, ("version", "counts", "key"))
 
 
 class WaitingAnswers:
-    """Answers in the order in which they came; thread-safe.
+    """Answers that wait to be counted, in their order; thread-safe.
 
-    Adding one is a single call: next to a run of a model, whose memory has replaced the processor's caches, each line
-    of Python takes four times as long as in a loop of its own.
+    To add a run is a single call: a run of the model has replaced the content of the processor's caches, so each line
+    of Python after it takes four times as long as in a tight loop.
     """
 
     def __init__(self, when_full: Callable[[], None]) -> None:
         """Start with an empty queue.
 
         Args:
-            when_full: called when the queue is full.
+            when_full: Called when the queue is full.
         """
         self._waiting: deque[_Waiting] = deque()
         self._when_full = when_full
         self.clear = self._waiting.clear
-        """Empty the queue."""
+        """Empties the queue."""
 
         self._output = ""  # name of the first numeric output in the last run
 
@@ -96,13 +97,13 @@ class WaitingAnswers:
         slow_s: float = math.inf,
         times_count: bool = True,
     ) -> bool:
-        """Count all queued answers; called by one thread at a time.
+        """Count all queued answers and remove them from the queue; called by one thread at a time.
 
         Args:
-            counts: version -> counts of the stage.
-            keys: the keys that have counted in the stage.
-            slow_s: time above which an answer is slow for at least one gate, seconds.
-            times_count: whether durations count; they do not while a stage warms up.
+            counts: Version -> its counts in the stage.
+            keys: The keys that have counted in the stage.
+            slow_s: Latency above which an answer is slow for at least one gate, seconds.
+            times_count: Whether to count durations; False while a stage warms up.
 
         Returns:
             Whether any answer was counted.
@@ -120,7 +121,7 @@ class WaitingAnswers:
         owners = np.repeat(np.arange(len(rows)), rows)
         finite = np.isfinite(values)
         good[owners[~finite]] = False
-        # A slow answer that turned out bad still counts as slow: it may have been counted while it ran.
+        # A slow answer that is also bad still counts as slow, because it may have been counted as slow while it ran.
         slow = took_s > slow_s
         bad, timed, predicted = ~good, good | slow, good & (rows > 0)
         counted = np.array(list(map(_counts_of, routes)))
@@ -152,9 +153,9 @@ def _count_keys_once(
     timed: Flags,
     predicted: Flags,
 ) -> None:
-    """Clear the flags of each key that has already counted in the stage; all flags are [requests]."""
+    """Clear the flags of requests whose key was already counted in the stage; all flags are [requests]."""
     for at, route in enumerate(routes):
-        if slow[at]:  # a client whose requests are all slow counts as one slow client
+        if slow[at]:  # a client whose requests are all slow is counted once
             timed[at] = keys.is_first(route.key, Once.SLOW)
         if bad[at]:
             bad[at] = keys.is_first(route.key, Once.BAD)
@@ -172,13 +173,15 @@ def _predictions(
     dtypes: Sequence[np.dtype[Any]],
     raw: Sequence[bytes],
 ) -> tuple[NDArray[np.intp], NDArray[np.float64]]:
-    """[requests] the number of rows of each request, 0 if its output has no row for each; [rows] their predictions.
+    """Return the number of rows of each request, [requests], and the predictions of these rows, [rows].
+
+    The number is 0 for a request whose output does not have one row per input row.
 
     Args:
-        sizes: rows of each request of each run, as in `RunRequests`.
-        shapes: of the outputs of the runs.
-        dtypes: the same.
-        raw: their bytes.
+        sizes: Number of rows of each request of each run, as in `RunRequests`.
+        shapes: Shapes of the outputs of the runs.
+        dtypes: Dtypes of the outputs of the runs.
+        raw: Bytes of the outputs of the runs.
     """
     rows_of = {shape: shape[0] if shape else 1 for shape in set(shapes)}
     of_run = np.array(list(map(rows_of.__getitem__, shapes)))
@@ -193,7 +196,7 @@ def _predictions(
     some = of_run > 0
     numbers, dtypes, raw = of_run[some], list(compress(dtypes, some)), list(compress(raw, some))
     kinds = set(zip(dtypes, (np.array(list(map(len, raw)), int) // numbers).tolist(), strict=True))
-    if len(kinds) == 1:  # usually one call for all
+    if len(kinds) == 1:  # usually, one call handles all runs
         numbers, dtypes, raw = numbers.sum(keepdims=True), dtypes[:1], [b"".join(raw)]
     parts = [
         predictions_of(np.frombuffer(each, dtype).reshape(number, -1))
@@ -203,7 +206,7 @@ def _predictions(
 
 
 def first_of_numbers(outputs: Mapping[str, Values]) -> str:
-    """The name of the first numeric output in the order of names; empty if no output is numeric."""
+    """Return the name of the first numeric output, in alphabetical order; empty if no output is numeric."""
     for name in sorted(outputs):
         if _holds_numbers(outputs[name]):
             return name
@@ -215,13 +218,14 @@ def _holds_numbers(values: Values) -> bool:
 
 
 def predictions_of(values: Values) -> NDArray[np.float64]:
-    """[rows] the predicted number or class of each row.
+    """Return the predicted number or class of each row, [rows].
 
     Args:
         values: [rows, ...] numbers.
 
     Returns:
-        The number if a row has a single one, else the index of the largest; NaN where one is not finite.
+        The number if a row has a single number, else the index of the largest; NaN if a number of the row is not
+        finite.
     """
     table = values.reshape(len(values), -1).astype(np.float64)
     if table.shape[1] == 1:

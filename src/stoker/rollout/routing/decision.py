@@ -16,15 +16,15 @@ from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 from stoker.serve.routing import Headers, Outputs, Route, RunRequests
 
 MAX_KEY_BYTES = 256
-"""Longest key whose route is cached: clients choose the keys, and headers may be large."""
+"""Maximum length of a key whose route is cached: clients choose the keys, and headers may be large."""
 
 MAX_ROUTES = 10_000
-"""Keys whose routes are cached: computing a route takes three times as long as looking it up."""
+"""Maximum number of keys whose routes are cached: computing a route takes three times as long as looking it up."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Routing:
-    """One state, prepared for routing decisions."""
+    """A state, prepared for fast routing decisions."""
 
     state: RolloutState
     decide: Callable[[Headers], Route]
@@ -34,11 +34,11 @@ class Routing:
     """Share of the requests that are copied to the candidate."""
 
     since_s: float = field(default_factory=time.monotonic)
-    """When this process first read a state of this stage, by the monotonic clock: that of an operator may be wrong."""
+    """When this process first read a state of this stage, by the monotonic clock: the operator's clock may be wrong."""
 
     @property
     def stage(self) -> int:
-        """The stage for which its answers are counted."""
+        """The stage for which answers are counted."""
         return MEASURED if self.state.phase is Phase.MEASURING else self.state.stage
 
     @property
@@ -49,27 +49,27 @@ class Routing:
 
     @property
     def is_warming_up(self) -> bool:
-        """Whether the stage has just begun for this process, so that its latency is not judged."""
+        """Whether the stage's warm-up lasts for this process; latency is not judged then."""
         known_s = time.monotonic() - self.since_s
         return self.state.phase is Phase.RUNNING and known_s < self.state.settings.warm_up_s
 
 
 def _compared(state: RolloutState, split: TrafficSplit) -> tuple[int, ...]:
-    """The versions whose latencies are compared; the baseline is measured in the same way as it is compared later."""
+    """The versions whose slow answers are counted."""
     if state.phase not in ACTIVE:
         return ()
     return (state.stable,) if state.phase is Phase.BAKING else tuple(split.weights)
 
 
 def copied_share(state: RolloutState) -> float:
-    """The share of the requests that the candidate answers in shadow, in [0, 1]."""
+    """Return the share of requests that are copied to the candidate in a shadow stage, in [0, 1]."""
     return state.current.shadow if state.phase in (Phase.RUNNING, Phase.PAUSED) else 0.0
 
 
 def _shadow_decision(
     state: RolloutState, key_hash: Callable[[bytes], int], takes_copy: Callable[[], bool]
 ) -> Callable[[Headers], Route]:
-    """Routes to the baseline, whose answers count only for requests that the candidate answers too."""
+    """Return a function that routes to the baseline, in a shadow stage; only answers to copied requests are counted."""
     share, key_of = copied_share(state), _key_reader(state.settings.key)
     alone = Route(version=state.baseline, otherwise=state.baseline, counts=False)
     copied = replace(alone, copied=True)
@@ -80,14 +80,14 @@ def _shadow_decision(
         if not state.settings.key:
             return copied if takes_copy() else alone
         key = key_of(headers)
-        # Requests without a key are not part of a rollout by key.
+        # In a rollout by key, requests without a key do not take part.
         return replace(copied, key=key_hash(key)) if key and takes_copy() else alone
 
     return in_shadow
 
 
 def _key_reader(key: str) -> Callable[[Headers], bytes | None]:
-    """The function that reads a request's key: the cookie if `key` is `cookie:NAME`, else the header of that name."""
+    """Return a function that reads a request's key: a cookie if `key` is `cookie:NAME`, else the header `key`."""
     kind, _, cookie = key.partition(":")
     if kind == "cookie":
         return partial(_cookie, cookie.encode())
@@ -102,14 +102,15 @@ def decision(
     answered: Callable[[RunRequests, Outputs, float], None],
     takes_copy: Callable[[], bool],
 ) -> Callable[[Headers], Route]:
-    """The function that routes by a state; everything that does not depend on the request is computed here, once.
+    """Return the function that routes requests by a state. What does not depend on a request is computed here, once.
 
     Args:
-        state: the state.
-        split: its weights.
-        key_hash: returns the hash of a key.
-        answered: counts answers.
-        takes_copy: whether a request of a shadow stage is copied now; called once for each that may be.
+        state: The state.
+        split: The traffic split of the state.
+        key_hash: Returns the hash of a key.
+        answered: Called with each answer, to count it.
+        takes_copy: Returns whether to copy a request of a shadow stage; called once for each request that may be
+            copied.
     """
     is_active = state.phase in ACTIVE
     compared = _compared(state, split)
@@ -152,12 +153,12 @@ def _by_key(
     *,
     without_key: Route,
 ) -> Callable[[Headers], Route]:
-    """Routes by the key of a request; the routes of the newest keys are cached."""
+    """Return a function that routes a request by its key; the routes of the newest keys are cached."""
     known: dict[bytes, Route] = {}
 
     def by_key(headers: Headers) -> Route:
         key = key_of(headers)
-        if not key:  # an empty key would be one user for all who send it
+        if not key:  # all clients that send an empty key would count as one user
             return without_key
         route = known.get(key)
         if route is None:
@@ -177,7 +178,7 @@ def _keep(known: dict[bytes, Route], key: bytes, route: Route) -> None:
 
 
 def _cookie(name: bytes, headers: Headers) -> bytes | None:
-    """The value of a cookie; None if it is missing."""
+    """Return the value of a cookie; None if the request has no such cookie."""
     for part in (headers("cookie") or b"").split(b";"):
         given, _, value = part.partition(b"=")
         if given.strip() == name:

@@ -1,4 +1,4 @@
-"""Inside a server: the rollout of one model, from its state to the counts of its answers."""
+"""In a server: reads the rollout state of one model, routes its requests, and counts the answers."""
 
 from __future__ import annotations
 
@@ -41,11 +41,11 @@ from stoker.serve.routing import (
 _log = logging.getLogger(__name__)
 
 UNREADABLE_S = 30.0
-"""A state that cannot be read for this long is logged as an error, seconds."""
+"""If the state cannot be read for this long, seconds, an error is logged."""
 
 
 class ModelRollout:
-    """The rollout of one model."""
+    """The rollout of one model in a server process."""
 
     def __init__(
         self, model: str, folder: Path, workers: Path | None, *, server: str, shadow: ShadowOptions
@@ -76,11 +76,11 @@ class ModelRollout:
 
     @property
     def is_known(self) -> bool:
-        """Whether a state was read."""
+        """Whether a state has been read."""
         return self._stored is not None
 
     def read(self) -> None:
-        """Load the newest state; while it cannot be read, the last one stays in force."""
+        """Read the newest state; if that fails, the last state stays in force."""
         try:
             self._take_up(self._files.latest())
         except (DataError, OSError) as error:
@@ -118,7 +118,7 @@ class ModelRollout:
         if before is not None and before.state.began_s == state.began_s:
             routing = replace(routing, since_s=before.since_s)
         with self._lock:
-            self._count_waiting()  # in the stage in which they were answered
+            self._count_waiting()  # before the stage changes
             self._end_shadow(routing)
             if before is None or state.rollout != before.state.rollout:
                 self._counts, self._changed, self._failed, self._blamed = {}, False, {}, {}
@@ -128,7 +128,7 @@ class ModelRollout:
             self.route, self._is_test = routing.decide, state.is_test
 
     def _end_shadow(self, routing: Routing) -> None:
-        """End a shadow stage that is over; the caller holds the lock."""
+        """End the process of a shadow stage that is over; the caller holds the lock."""
         shadow = self._shadow
         if shadow is not None and not (routing.copied and shadow.is_of(routing.state)):
             shadow.close()
@@ -136,16 +136,16 @@ class ModelRollout:
             self._shadow = None
 
     def _takes_copy(self) -> bool:
-        """Whether a request of a shadow stage is copied; the first one is, and starts the process of the candidate."""
+        """Return whether to copy a request of a shadow stage; the first copy starts the candidate's process."""
         shadow = self._shadow
         return shadow is None or shadow.takes()
 
     def copy(self, route: Route, request: RequestCopy) -> None:
-        """Have the candidate answer a request in shadow; the first request starts its process."""
+        """Send a copy of a request to the candidate; the first copy starts the candidate's process."""
         with self._lock:
             routing, shadow = self._routing, self._shadow
             if shadow is None and routing is not None and routing.copied:
-                # Started only now: a process that answers no requests needs no candidate in shadow.
+                # Started with the first copy: a server process without requests needs no shadow process.
                 shadow = self._shadow = ShadowStage(
                     self._model,
                     self._folder.parent,
@@ -163,17 +163,17 @@ class ModelRollout:
             shadow.offer(route, request)
 
     def judges(self, version: int) -> bool:
-        """Whether a version is under rollout."""
+        """Whether a version is in a rollout, so that a failure rolls it back."""
         routing = self._routing
         return routing is not None and version in routing.state.on_trial
 
     @property
     def load_limit_s(self) -> float:
-        """The longest load of a version under rollout, seconds."""
+        """The maximum load time of a version in a rollout, seconds."""
         return math.inf if self._routing is None else self._routing.state.settings.load_limit_s
 
     def blame(self, version: int, why: str) -> None:
-        """Have the controller roll a version back."""
+        """Record a failure of a version, so that the controller rolls it back."""
         with self._lock:
             self._blamed[version] = why
 
@@ -183,12 +183,12 @@ class ModelRollout:
         failed: Mapping[int, str],
         running: Callable[[], Iterable[RunningRequest]],
     ) -> None:
-        """Write the counts, and the running requests that are already slow, if any of these are new.
+        """Write the counts and the running requests that are already slow, if any of them has changed.
 
         Args:
-            server: name of this process.
-            failed: version -> why it cannot be loaded.
-            running: returns the running requests of all models.
+            server: Name of this process.
+            failed: Version -> why it cannot be loaded.
+            running: Returns the running requests of all models.
         """
         self.test.refresh()
         with self._lock:
@@ -202,7 +202,8 @@ class ModelRollout:
                 for stage, versions in self._counts.items()
             }
             warming_up = routing.is_warming_up
-            # After the copy: a request that ends in between is counted a second later, and never twice.
+            # Read the running requests after the counts were copied: a request that ends in between is then counted a
+            # second later, and never twice.
             slow = count_slow_running(
                 counts.setdefault(routing.stage, {}),
                 (each for each in running() if each.model == self._model),
@@ -215,26 +216,28 @@ class ModelRollout:
         try:
             self._spool.write(counts, failed, rollout=routing.state.rollout, server=server)
             self._said_unwritten = False
-        except (UserError, OSError) as error:  # read-only or full: written later
+        except (UserError, OSError) as error:  # read-only or full: the next call tries again
             self._changed = True
             if not self._said_unwritten:
                 _log.error("rollout of %s: its counts cannot be written: %s", self._model, error)
             self._said_unwritten = True
 
     def unwritten(self) -> Mapping[str, Any] | None:
-        """The counts of this server that could not be written next to the state."""
+        """Return the counts of this server that could not be written next to the state."""
         if self._routing is None:
             return None
         rollout = self._routing.state.rollout
         return {"rollout": rollout, "processes": self._spool.read(rollout)}
 
     def _all_failed(self, failed: Mapping[int, str]) -> dict[int, str]:
-        """Version -> why it cannot stay under rollout."""
+        """Return version -> why it must be rolled back."""
         unloaded = {version: f"{UNLOADED}: {why}" for version, why in failed.items()}
         if self._shadow is None:
             return {**unloaded, **self._blamed}
         self._shadow.count_dropped()
-        self._changed = True  # copies are compared after their requests have ended
+        self._changed = (
+            True  # a copy is compared after its request was answered, so counts may have changed
+        )
         return {**unloaded, **self._blamed, **self._shadow.failed}
 
     @property
@@ -243,7 +246,7 @@ class ModelRollout:
         return () if self._routing is None else self._routing.state.barred
 
     def wanted(self, now_s: float) -> set[int] | None:
-        """The versions that must be loaded; None if the state is not known yet."""
+        """Return the versions that must be loaded; None if no state has been read yet."""
         if self._routing is None:
             return None
         state = self._routing.state
@@ -254,8 +257,10 @@ class ModelRollout:
         return {state.stable}
 
     def count(self, requests: RunRequests, outputs: Outputs, ended_s: float) -> None:
-        """Queue answers to be counted by `write` at the latest; those of an A/B test are recorded at once."""
-        is_of_test = self._is_test or requests.routes[0].test  # the test may have ended
+        """Queue answers, which `write` counts at the latest; answers of an A/B test are recorded immediately."""
+        is_of_test = (
+            self._is_test or requests.routes[0].test
+        )  # the test that chose the version may have ended
         (self._record if is_of_test else self.waiting.add)(requests, outputs, ended_s)
 
     def _record(self, requests: RunRequests, _outputs: Outputs, _ended_s: float) -> None:
@@ -282,7 +287,7 @@ class ModelRollout:
 
 
 def _no_route(_: Headers) -> None:
-    """Raise: no state was read yet."""
+    """Raise an error, because no state has been read yet."""
 
 
 def _short_hash(key: bytes) -> int:

@@ -1,4 +1,4 @@
-"""Inside a server: sends requests to versions according to the state, and counts their answers."""
+"""In a server: routes requests to versions according to the rollout states, and counts the answers."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ from stoker.serve.routing import (
 )
 
 MAX_RUN_S = 10.0
-"""Longest run of a version under rollout, seconds; `--max-run-s` applies to all others."""
+"""Maximum time of a run of a version in a rollout, seconds; `--max-run-s` applies to other versions."""
 
 
 class RolloutRouter:
-    """The rollouts of the models that a server serves. Thread-safe."""
+    """Implements the protocol `Router` with the rollouts of a server's models. Thread-safe."""
 
     def __init__(
         self,
@@ -42,13 +42,13 @@ class RolloutRouter:
         controllers: Controllers | None = None,
         shadow: ShadowOptions | None = None,
     ) -> None:
-        """Create a router that knows no rollout until `refresh`.
+        """Create a router; `refresh` reads the states.
 
         Args:
-            server: name of this process, unique among all that serve the models.
-            folder: of the workers of this server, with vetoes; None if it has none.
-            controllers: judge the rollouts, if no other server does; None: another process does.
-            shadow: how versions run in shadow; None: the defaults.
+            server: Name of this process, unique among all processes that serve the models.
+            folder: Folder that this server's workers share, with vetoes; None: the server has a single process.
+            controllers: Judge the rollouts if no other server does; None: another process judges them.
+            shadow: How versions run in shadow; None: the defaults.
         """
         self._server, self._controllers, self._workers = server, controllers, folder
         self._shadow = shadow or ShadowOptions()
@@ -63,7 +63,7 @@ class RolloutRouter:
         served: Mapping[str, Served],
         running: Callable[[], Iterable[RunningRequest]] = no_requests,
     ) -> dict[str, float]:
-        """Read the states, and write the counts: called every second, by one thread."""
+        """Read the states, and write the counts; one thread calls this every second."""
         for model, each in served.items():
             rollout = self._find(model, each.base)
             if rollout is not None:
@@ -75,25 +75,25 @@ class RolloutRouter:
         return {model: rollout.read_s for model, rollout in list(self._rollouts.items())}
 
     def max_run_s(self, model: str, version: int, *, loading: bool = False) -> float:
-        """The longest run or load of a version, seconds: only one under rollout has a limit of its own."""
+        """Return the maximum time of a version's run or load, seconds; infinity if the version is not in a rollout."""
         rollout = self._rollouts.get(model)
         if rollout is None or not rollout.judges(version):
             return math.inf
         return rollout.load_limit_s if loading else MAX_RUN_S
 
     def counts(self, model: str) -> Mapping[str, Any] | None:
-        """The counts of this server's processes that could not be written next to the state."""
+        """Return the counts of this server's processes that could not be written next to the state."""
         rollout = self._rollouts.get(model)
         return None if rollout is None else rollout.unwritten()
 
     def hung(self, model: str, version: int, *, loading: bool = False) -> None:
-        """Roll back a version under rollout that has a run, or a load, that does not end."""
+        """Have a version in a rollout rolled back, because a run or load of it does not end."""
         rollout = self._rollouts.get(model)
         if rollout is not None and rollout.judges(version):
             rollout.blame(version, f"{'its load' if loading else 'a run of it'} does not end")
 
     def _find(self, model: str, base: Path) -> ModelRollout | None:
-        """A model's rollout; reads its state if it was not known yet."""
+        """Return a model's rollout; read its state if no state has been read yet."""
         with self._finding:
             rollout = self._rollouts.get(model)
             if rollout is None and (base / FOLDER).is_dir():
@@ -107,7 +107,7 @@ class RolloutRouter:
             return rollout
 
     def route(self, model: str, headers: Headers) -> Route | None:
-        """The version for a request that names none; None: the model has no rollout."""
+        """Return the route of a request that names no version; None: the model has no rollout."""
         decide = self.routes.get(model)
         return None if decide is None else decide(headers)
 
@@ -119,7 +119,7 @@ class RolloutRouter:
         rollout.test.add_outcomes(model, outcomes)
 
     def wanted(self, model: str, base: Path) -> set[int] | None:
-        """The versions that must be loaded; None: the model has no rollout."""
+        """Return the versions that must be loaded; None: the model has no rollout."""
         rollout = self._find(model, base)
         return None if rollout is None else rollout.wanted(time.time())
 
@@ -143,7 +143,7 @@ class RolloutRouter:
             rollout.count(one_request(route, good=good), outputs or {}, took_s)
 
     def copy(self, model: str, route: Route, request: RequestCopy) -> None:
-        """Have the candidate answer a request in shadow, as `Router` describes it."""
+        """Send a copy of a request to the candidate in shadow, as `Router` describes it."""
         rollout = self._rollouts.get(model)
         if rollout is None:
             request.on_result(CopyResult(version=route.version, is_compared=False))

@@ -1,4 +1,4 @@
-"""Running requests that are already slow: a version that hangs gives no answers to count."""
+"""Counts running requests that are already slow, because a version that hangs gives no answers to count."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ def count_slow_running(
     slow_s: float,
     counted: StageKeys,
 ) -> int:
-    """Add running slow requests to the latencies of a stage.
+    """Add running requests that are already slow to the latencies of a stage.
 
     Args:
-        counts: version -> its counts of the stage, which are increased.
-        running: the requests of the model.
-        slow_s: latency above which a request is slow, seconds.
-        counted: keys that have already counted as slow; each counts once.
+        counts: Version -> its counts in the stage, which are increased.
+        running: The running requests of the model.
+        slow_s: Latency above which a request is slow, seconds.
+        counted: Keys that were already counted as slow; each key is counted once.
 
     Returns:
         How many requests were added.

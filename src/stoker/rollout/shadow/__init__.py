@@ -1,1 +1,1 @@
-"""Shadow traffic: copies of requests run in a version whose answers no client gets."""
+"""Shadow traffic: a version answers copies of requests; its answers are compared, and not sent to clients."""

@@ -1,7 +1,7 @@
 """Messages between a server and the process that runs a version in shadow.
 
-Requests go down as pickle, whose arrays are sent as they lie in memory; only JSON comes back, so a version that
-took over its process could not send an object to the server.
+The server sends requests as pickle, with arrays as they lie in memory. The process answers in JSON only: if a malicious
+model took over the process, it could not send a pickle to the server.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from stoker.core.config import build
 _COUNT, _LENGTH = struct.Struct("!I"), struct.Struct("!Q")
 
 _MAX_ANSWER_BYTES = 16 << 20
-"""Largest answer, bytes; an answer has a few numbers for each row."""
+"""Maximum size of an answer, bytes; an answer has a few numbers per row."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,16 +38,16 @@ class ShadowTarget:
     """Folder of the version that gets the copies."""
 
     tolerance: float
-    """See `shadow_compare.compare`."""
+    """See `compare.compare`."""
 
     allow_ops: tuple[str, ...] = ()
-    """The same as the server's."""
+    """Operations that a model may contain: the server's setting."""
 
     saved_model_tags: tuple[str, ...] = ("serve",)
-    """The same as the server's."""
+    """Tags of the graph to load: the server's setting."""
 
     def to_json(self) -> str:
-        """In the form that the process accepts."""
+        """Return the target as JSON text, for the command line of the process."""
         return json.dumps(asdict(self))
 
 
@@ -58,7 +58,7 @@ def target_of(text: str) -> ShadowTarget:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CopiedRequest:
-    """A request as sent to the process."""
+    """A copied request, as sent to the process."""
 
     signature: str
     inputs: Mapping[str, NDArray[Any]]
@@ -85,7 +85,7 @@ def send_request(channel: socket.socket, request: CopiedRequest) -> None:
 
 
 def receive_request(channel: socket.socket) -> CopiedRequest | None:
-    """The next request; None when the server has ended."""
+    """Return the next request; None if the server has ended."""
     head = _received(channel, _COUNT.size)
     if head is None:
         return None
@@ -111,11 +111,11 @@ def send_answer(channel: socket.socket, answer: Mapping[str, Any]) -> None:
 
 
 def receive_answer(channel: socket.socket) -> dict[str, Any] | None:
-    """Receive the process' answer; None if it has ended.
+    """Receive the process' answer; None if the process has ended.
 
     Raises:
-        TimeoutError: it did not answer within the channel's timeout.
-        ValueError: the answer has another form.
+        TimeoutError: the process did not answer within the channel's timeout.
+        ValueError: the answer does not have the expected form.
     """
     head = _received(channel, _LENGTH.size)
     if head is None:
@@ -131,7 +131,7 @@ def receive_answer(channel: socket.socket) -> dict[str, Any] | None:
 
 
 def _received(channel: socket.socket, size: int) -> bytearray | None:
-    """Read this many bytes; None if the peer has closed the channel."""
+    """Read exactly this many bytes; None if the peer has closed the channel."""
     content = bytearray(size)
     view = memoryview(content)
     while view:

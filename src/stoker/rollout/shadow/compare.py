@@ -1,4 +1,4 @@
-"""Compares a shadow version's answer with the primary's: whether clients could use it, and whether it is equal."""
+"""Compares a candidate's answer in shadow with the baseline's: could clients use it, and is it equal?"""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ Outputs = Mapping[str, NDArray[Any]]
 """Output name -> array."""
 
 Shapes = Mapping[str, tuple[int | None, ...] | None]
-"""Output name -> its declared shape, None for any shape; a size is None if it varies."""
+"""Output name -> declared shape; None for any shape. A dimension of any size is None."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Comparison:
-    """Two answers to one request."""
+    """Comparison of two versions' answers to one request."""
 
     baseline_bad: bool = False
     """Whether the baseline failed, or gave a value that is not finite."""
 
     bad: str = ""
-    """What is wrong with the candidate's answer; empty if nothing is."""
+    """What is wrong with the candidate's answer; empty if it is usable."""
 
     is_different: bool = False
     """Whether an output differs by more than the tolerance."""
@@ -41,16 +41,16 @@ class Comparison:
     """Number of rows whose class differs."""
 
     baseline: Counter[int] = field(default_factory=Counter)
-    """Bucket of the predicted number or class -> predictions of the baseline."""
+    """Bucket of the predicted number or class -> number of the baseline's predictions."""
 
     candidate: Counter[int] = field(default_factory=Counter)
-    """Bucket of the predicted number or class -> predictions of the candidate."""
+    """Bucket of the predicted number or class -> number of the candidate's predictions."""
 
     took_s: float = 0.0
     """Time of the candidate's call, seconds."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the fields as a JSON object."""
         return {
             **asdict(self),
             "baseline": sorted(self.baseline.items()),
@@ -73,10 +73,10 @@ def compare(
     """Compare a candidate's answer with the baseline's.
 
     Args:
-        baseline: outputs of the baseline; None if it failed.
-        candidate: outputs of the candidate.
-        tolerance: numbers are equal when they differ by at most this times the larger of 1 and the baseline's number.
-        declared: shapes that clients of the baseline may rely on.
+        baseline: Outputs of the baseline; None if the baseline failed.
+        candidate: Outputs of the candidate.
+        tolerance: Numbers are equal when they differ by at most this times the larger of 1 and the baseline's number.
+        declared: Output shapes that clients of the baseline may rely on.
     """
     mine = predicted(candidate)
     bad = _unusable(baseline, candidate, declared)
@@ -99,7 +99,7 @@ def compare(
 
 
 def _unusable(baseline: Outputs | None, candidate: Outputs, declared: Shapes) -> str:
-    """Which part of an answer clients of the baseline could not read; empty if they can read all of it."""
+    """Return what clients of the baseline could not read in an answer; empty if they can read all of it."""
     for name in sorted(declared.keys() - candidate.keys()):
         return f"no output {name!r}"
     for name, value in sorted(candidate.items()):
@@ -136,7 +136,7 @@ def _equal(baseline: NDArray[Any], candidate: NDArray[Any], tolerance: float) ->
 
 
 def _class_changes(baseline: Outputs, candidate: Outputs) -> tuple[int, int]:
-    """Count rows whose class differs, and rows that have a class, in the first output of classes."""
+    """Return two numbers for the first output with classes: rows whose class differs, and rows that have a class."""
     for name in sorted(baseline):
         before, now = _classes(baseline[name]), _classes(candidate[name])
         if before is not None and now is not None and len(before) == len(now):
@@ -145,7 +145,7 @@ def _class_changes(baseline: Outputs, candidate: Outputs) -> tuple[int, int]:
 
 
 def _classes(values: NDArray[Any]) -> NDArray[Any] | None:
-    """[rows] the class of each row: the index of the largest number, or the label; None for outputs without classes."""
+    """Return each row's class, [rows] (label, or index of the largest number); None if the output has no classes."""
     if values.ndim not in (1, 2) or not values.size:
         return None
     several = values.ndim == 2 and values.shape[1] > 1
@@ -155,7 +155,7 @@ def _classes(values: NDArray[Any]) -> NDArray[Any] | None:
 
 
 def failed(baseline: Outputs | None, reason: str) -> Comparison:
-    """The comparison for a candidate that did not answer."""
+    """Return the comparison for a candidate that did not answer."""
     theirs = None if baseline is None else predicted(baseline)
     is_bad = baseline is None or (theirs is not None and any(map(math.isnan, theirs)))
     return Comparison(baseline_bad=is_bad, bad=reason)

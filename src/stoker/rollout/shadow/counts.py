@@ -1,6 +1,6 @@
-"""What is counted in a shadow stage, and how it is shown.
+"""Counts the results of a shadow stage, and summarizes them.
 
-Only copied requests count there: each is answered once by each version, so the gates see equal traffic.
+Only copied requests are counted: each version answers each of them once, so the gates see equal traffic.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ class ShadowTally:
     def __init__(
         self, counts: dict[int, VersionCounts], state: RolloutState, keys: StageKeys
     ) -> None:
-        """Start to count for a stage.
+        """Create the tally of a stage.
 
         Args:
-            counts: version -> counts of the stage, which are increased.
-            state: of the rollout.
-            keys: that have counted in the stage.
+            counts: Version -> its counts in the stage, which are increased.
+            state: State of the rollout.
+            keys: The keys that have counted in the stage.
         """
         self._state, self._keys = state, keys
         self._baseline = counts.setdefault(state.baseline, VersionCounts())
@@ -44,12 +44,12 @@ class ShadowTally:
         self._candidate.shadow[DROPPED] += copies
 
     def compared(self, key: int | None, found: Comparison, *, baseline_s: float) -> None:
-        """Count two answers to one request.
+        """Count both versions' answers to one request.
 
         Args:
-            key: of the request; None: the request counts by itself.
-            found: the comparison.
-            baseline_s: time of the baseline's call, seconds.
+            key: Key of the request; None: the request has no key and always counts.
+            found: Comparison of the two answers.
+            baseline_s: Time of the baseline's call, seconds.
         """
         self._candidate.shadow[COPIED] += 1
         self._candidate.shadow[COMPARED] += 1
@@ -77,28 +77,28 @@ class ShadowSummary:
     """The figures of a shadow stage."""
 
     copied: int
-    """Requests that should be copied."""
+    """Number of requests that should be copied."""
 
     compared: int
-    """Copies that both versions answered, with or without an error."""
+    """Number of copies that both versions answered, with or without an error."""
 
     dropped: int
-    """Copies that were dropped so that no request had to wait."""
+    """Number of copies that were dropped so that no request had to wait."""
 
     bad: int
-    """Copies to which the candidate gave a bad answer."""
+    """Number of copies to which the candidate gave a bad answer."""
 
     baseline_bad: int
-    """Among the same requests, those to which the baseline gave a bad answer."""
+    """Number of copied requests to which the baseline gave a bad answer."""
 
     different: int
-    """Copies whose answers differ by more than the tolerance."""
+    """Number of copies whose answers differ by more than the tolerance."""
 
     rows: int
-    """Rows whose classes were compared."""
+    """Number of rows whose classes were compared."""
 
     class_changes: int
-    """Rows whose class differs."""
+    """Number of rows whose class differs."""
 
     distance: float
     """Kolmogorov distance between the predictions of both versions."""
@@ -107,11 +107,11 @@ class ShadowSummary:
     """Version -> median and 99th percentile of the time in the model, seconds."""
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the fields as a JSON object."""
         return {**asdict(self), "latency_s": {key: [*both] for key, both in self.latency_s.items()}}
 
     def __str__(self) -> str:
-        """The figures in one line."""
+        """Return the figures in one line."""
         latency = "; ".join(
             f"version {version} p50 {p50 * 1e3:.3g} ms, p99 {p99 * 1e3:.3g} ms"
             for version, (p50, p99) in self.latency_s.items()
@@ -125,11 +125,11 @@ class ShadowSummary:
 
 
 def summary(counts: Mapping[int, VersionCounts], state: RolloutState) -> ShadowSummary | None:
-    """The figures of a shadow stage; None if nothing was copied.
+    """Return the figures of a shadow stage; None if no request was copied.
 
     Args:
-        counts: version -> counts of the stage.
-        state: of the rollout.
+        counts: Version -> its counts in the stage.
+        state: State of the rollout.
     """
     baseline = counts.get(state.baseline, VersionCounts())
     candidate = counts.get(state.candidate, VersionCounts())

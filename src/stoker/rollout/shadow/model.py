@@ -1,4 +1,4 @@
-"""A version in shadow: loaded as a server loads it, called with copies, and compared."""
+"""In the shadow process: loads the candidate as a server does, calls it with copies, and compares the answers."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from stoker.serve.batching.config import BatchingConfig
 from stoker.serve.servables.servable import LoadOptions, Servable
 
 _THREADS = 1
-"""Threads of each kind for a call: it uses one of the cores that requests leave free."""
+"""Intra-op and inter-op threads of a call: it uses at most one core."""
 
 
 class ShadowModel:
-    """The shadow version, in the shadow process."""
+    """The candidate, loaded in the shadow process."""
 
     def __init__(self, target: ShadowTarget) -> None:
-        """Load the version; `failure` says whether that worked."""
+        """Load the version; `failure` tells why this failed."""
         folder = Path(target.candidate)
         options = LoadOptions(
             batching=BatchingConfig(enabled=False),
@@ -43,10 +43,10 @@ class ShadowModel:
         """Why the version cannot be called; empty if it can."""
 
     def compare(self, request: CopiedRequest) -> Comparison:
-        """Answer a copy, and compare the answer with the baseline's."""
+        """Call the version with a copy, and compare its answer with the baseline's."""
         model, began_s = self._servable.hold(), time.monotonic()
         if model is None:
-            return failed(request.outputs, "it is not loaded")
+            return failed(request.outputs, "the version is not loaded")
         try:
             outputs = model.call(request.signature, request.inputs)
         except UserError as error:

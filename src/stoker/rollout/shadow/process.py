@@ -1,6 +1,6 @@
 """The process that runs a version in shadow: `python -m stoker.rollout.shadow.process FD SETTINGS`.
 
-A version that hangs, dies or fills its memory does so in this process, not in the server.
+If the version hangs, crashes or runs out of memory, this happens in this process, not in the server.
 """
 
 from __future__ import annotations
@@ -15,15 +15,16 @@ from pathlib import Path
 from stoker.rollout.shadow.channel import ShadowTarget, receive_request, send_answer, target_of
 
 LOAD_NICE, CALL_NICE = 5, 19
-"""Its niceness, so that requests go first. A load happens once, and ends sooner this way."""
+"""Niceness during the load and during calls: the server's requests go first. The load, which happens once, has the
+lower niceness, so that it ends sooner."""
 
 
 def main(descriptor: int, target: ShadowTarget) -> None:
     """Load a version, and answer copies until the server ends.
 
     Args:
-        descriptor: of the socket to the server.
-        target: the version to run.
+        descriptor: File descriptor of the socket to the server.
+        target: The version to run.
     """
     _stand_back(LOAD_NICE, os.SCHED_OTHER)
     logging.basicConfig(format="%(levelname)s %(name)s: shadow: %(message)s", level=logging.WARNING)
@@ -32,7 +33,8 @@ def main(descriptor: int, target: ShadowTarget) -> None:
         from stoker.rollout.shadow.model import ShadowModel
 
         model = ShadowModel(target)
-        # A thread of a request preempts it at once. With nice alone, the thread waits for the end of a time slice.
+        # With SCHED_IDLE, a request's thread preempts this process immediately; with niceness alone, the thread would
+        # wait for the end of a time slice.
         _stand_back(CALL_NICE, os.SCHED_IDLE)
         send_answer(channel, {"failed": model.failure})
         while not model.failure and (request := receive_request(channel)) is not None:
@@ -45,7 +47,7 @@ def _stand_back(nice: int, policy: int) -> None:
         for thread in Path("/proc/self/task").iterdir():
             os.setpriority(os.PRIO_PROCESS, int(thread.name), nice)
             os.sched_setscheduler(int(thread.name), policy, os.sched_param(0))
-        # If the kernel shares the cores among sessions, the niceness of the session counts.
+        # If the kernel divides the cores among sessions (autogroup), the session's niceness decides.
         Path("/proc/self/autogroup").write_text(str(nice))
 
 

@@ -2,7 +2,8 @@
 
     request's thread -> offer -> one thread sends the copy, and counts the comparison -> a pause -> offer
 
-Nothing here makes a request wait: a copy that comes too early, or while requests of the primary wait, is dropped.
+A request never waits for its copy: a copy is dropped if it comes during the pause, or while requests wait for the
+primary version.
 """
 
 from __future__ import annotations
@@ -35,38 +36,39 @@ from stoker.serve.routing import CopyResult, RequestCopy, Route
 _log = logging.getLogger(__name__)
 
 MAX_SHARE = 0.005
-"""Share of one core that copies take from the server's process, which has one lock for all of its Python code."""
+"""Maximum share of one core that copies take in the server's process, whose Python threads share one lock (the GIL)."""
 
 _CLOSE_S = 1.0
-"""Time that the process has to end by itself, seconds."""
+"""Time that the process has to exit by itself, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowLimits:
-    """How long the process may take, and how often it may end."""
+    """Limits of the shadow process: the time of its calls, and how often it may crash or hang."""
 
     run_s: float = 10.0
-    """Longest time of a call, seconds; or `baseline_times` as long as the baseline's, if that is longer."""
+    """Maximum time of a call, seconds; or `baseline_times` the baseline's time, if that is longer."""
 
     baseline_times: float = 200.0
-    """See `run_s`. The process has one core, where the baseline may have 16. Time without that core does not count."""
+    """Factor for `run_s`. The process has one core, the baseline may have 16. Time in which the process waits for a
+    core does not count."""
 
     load_s: float = 600.0
-    """Longest time until the version is loaded, seconds."""
+    """Maximum time until the version is loaded, seconds."""
 
     ends: int = 3
-    """Deaths or hangs after which the version is abandoned: the first ones may be chance (out of memory)."""
+    """Number of crashes or hangs after which the version is abandoned. A single one may be chance (out of memory)."""
 
     pause_s: float = 1.0
-    """Time before the process is started again, seconds, times the number of its ends so far."""
+    """Pause before the process is started again, seconds, multiplied by the number of crashes and hangs so far."""
 
 
 Sink = Callable[[Route, RequestCopy, Comparison | None], None]
-"""Receives the result of a copy: the comparison; None: it was dropped."""
+"""Receives the comparison for a copy, or None if the copy was dropped."""
 
 
 class Shadow:
-    """The process of one stage, and the copy that it answers; `offer` may be called by many threads."""
+    """Runs the shadow process of one stage, which answers one copy at a time; `offer` may be called by many threads."""
 
     def __init__(
         self, target: ShadowTarget, sink: Sink, limits: ShadowLimits = ShadowLimits()
@@ -74,13 +76,13 @@ class Shadow:
         """Start the process; copies are dropped until it has loaded the version.
 
         Args:
-            target: the version to run.
-            sink: called once for each copy.
-            limits: for the process.
+            target: The version to run.
+            sink: Called once for each copy.
+            limits: Limits of the process.
         """
         self._target, self._sink, self._limits = target, sink, limits
-        self._copy: tuple[Route, RequestCopy] | None = None  # that is not sent yet
-        self._free_s = math.inf  # when the next copy is taken, by the monotonic clock
+        self._copy: tuple[Route, RequestCopy] | None = None  # taken, but not sent yet
+        self._free_s = math.inf  # monotonic time from which the next copy is taken
         self._changed = threading.Condition()
         self._closed = False
         self._child: Child | None = None
@@ -91,11 +93,11 @@ class Shadow:
 
     @property
     def is_free(self) -> bool:
-        """Whether a copy would be taken now."""
+        """Whether `offer` would take a copy now."""
         return time.monotonic() >= self._free_s
 
     def offer(self, route: Route, request: RequestCopy) -> None:
-        """Have a request answered by the candidate, or drop it; returns at once."""
+        """Take a copy of a request for the candidate, or drop it; does not wait."""
         if not request.primary_waits():
             with self._changed:
                 if self.is_free and not self._closed:
@@ -106,17 +108,17 @@ class Shadow:
 
     @property
     def pid(self) -> int | None:
-        """The running process; None if none runs."""
+        """Process number of the shadow process; None if it is not running."""
         child = self._child
         return None if child is None else child.pid
 
     def close(self) -> None:
-        """End the process and drop its copy; returns at once."""
+        """Kill the process and drop its copy; does not wait."""
         with self._changed:
             self._closed = True
             self._changed.notify()
             if self._child is not None:
-                self._child.kill()  # the thread waits for the end of the process
+                self._child.kill()  # the thread waits until the process has ended
 
     def join(self, timeout_s: float) -> None:
         """Wait, after `close`, until the process has ended."""
@@ -130,7 +132,7 @@ class Shadow:
             except (UserError, OSError) as error:
                 reason = f"its process cannot be started: {error}"
             except Exception:  # noqa: BLE001 - the primary continues, whatever happens here
-                _log.exception("shadow traffic met a bug")
+                _log.exception("internal error in shadow traffic")
                 reason = "its process gave an answer that cannot be read"
             if self._copy is not None:
                 self._sink(*self._copy, None)
@@ -146,7 +148,7 @@ class Shadow:
                     self._changed.wait_for(lambda: self._closed, self._limits.pause_s * ends)
 
     def _live(self) -> str:
-        """Start the process and send it copies until it ends; return how it ended."""
+        """Start the process and send it copies until it ends; return why it ended."""
         ours, its = socket.socketpair()
         with ours:
             with its:
@@ -176,7 +178,7 @@ class Shadow:
                     # It must not take GPU memory from the version that answers.
                     environ=os.environ
                     | {"CUDA_VISIBLE_DEVICES": "-1", "TF_CPP_MIN_LOG_LEVEL": "2"},
-                    output=DEVNULL,  # the first line of a server's output is for its caller
+                    output=DEVNULL,  # stdout belongs to the server, whose first line its caller reads
                     pass_fds=[channel.fileno()],
                 ),
             )
@@ -211,7 +213,7 @@ class Shadow:
     def _compared(
         self, channel: socket.socket, child: Child, request: RequestCopy
     ) -> tuple[str, Comparison]:
-        """Return why the process can no longer be used, and the comparison."""
+        """Send a copy; return why the process can no longer be used (empty if it can), and the comparison."""
         limit_s = max(self._limits.run_s, self._limits.baseline_times * request.took_s)
         try:
             send_request(
@@ -234,12 +236,12 @@ class Shadow:
 
 
 def result_of(version: int, found: Comparison | None, *, copies: int = 1) -> CopyResult:
-    """Return the server's counts for one copy.
+    """Return the result of a copy, for the server's metrics.
 
     Args:
-        version: the version that received it.
-        found: the comparison; None: it was dropped.
-        copies: how many were dropped.
+        version: The version that received it.
+        found: Comparison of the answers; None: the copy was dropped.
+        copies: Number of dropped copies.
     """
     if found is None:
         return CopyResult(version=version, is_compared=False, copies=copies)
@@ -258,8 +260,8 @@ def _end_of(child: Child) -> str:
 
 
 def _answers(channel: socket.socket, pid: int, limit_s: float) -> bool:
-    """Whether a process answers, or ends, before it has run or slept for so long."""
-    # `select.select` refuses the descriptors of a server with 1,000 connections.
+    """Return whether a process answers or ends within `limit_s`, not counting time in which it waits for a core."""
+    # Not `select.select`, which refuses descriptors above 1,023: a server may have more connections.
     answer = select.poll()
     answer.register(channel, select.POLLIN)
     began_s = math.inf
@@ -272,9 +274,9 @@ def _answers(channel: socket.socket, pid: int, limit_s: float) -> bool:
 
 
 def _waited_s(pid: int) -> float:
-    """How long the threads of a process have waited for a core so far, seconds; 0 where the kernel does not say."""
+    """Return how long the threads of a process have waited for a core, seconds; 0 if the kernel does not count it."""
     waited_ns = 0
     for thread in Path(f"/proc/{pid}/task").glob("*/schedstat"):
-        with suppress(OSError):  # it has ended
+        with suppress(OSError):  # the thread has ended
             waited_ns += int(thread.read_text().split()[1])
     return waited_ns / 1e9

@@ -17,16 +17,16 @@ from stoker.serve.routing import CopyResult, RequestCopy, Route
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ShadowOptions:
-    """How versions run in shadow; the same for the whole server."""
+    """Settings of shadow processes, the same for the whole server."""
 
     allow_ops: tuple[str, ...] = ()
-    """Operations that a model may use in addition to the stateless ones."""
+    """Operations that a model may contain in addition to the stateless ones."""
 
     saved_model_tags: tuple[str, ...] = ("serve",)
-    """The tags of the graph of a SavedModel that is served."""
+    """Tags of the SavedModel's graph to load."""
 
     limits: ShadowLimits = field(default_factory=ShadowLimits)
-    """How long a call may take, and how often the process may end."""
+    """Limits of the shadow process."""
 
 
 class ShadowStage:
@@ -44,17 +44,17 @@ class ShadowStage:
         """Start the process of the candidate.
 
         Args:
-            model: its name.
-            base: the folder of its versions.
-            state: of the rollout, in the shadow stage; the caller holds `lock`.
-            tally: the counts of the stage, which are increased.
-            lock: of the counts.
-            options: how versions run in shadow.
+            model: Name of the model.
+            base: The folder of its versions.
+            state: State of the rollout, which is in its shadow stage; the caller holds `lock`.
+            tally: The counts of the stage, which are increased.
+            lock: Lock of the counts.
+            options: How versions run in shadow.
         """
         self._state, self._lock = state, lock
         self._tally = tally
         self._passing = threading.Lock()
-        self._passed = 0  # requests whose copies were dropped and are not counted yet
+        self._passed = 0  # requests that `takes` refused and that are not counted yet
         self._on_result: Callable[[CopyResult], None] | None = None
         self._shadow = Shadow(
             ShadowTarget(
@@ -70,17 +70,17 @@ class ShadowStage:
         )
 
     def is_of(self, state: RolloutState) -> bool:
-        """Whether this is the stage of a state."""
+        """Return whether a state is in this shadow stage."""
         return (self._state.rollout, self._state.stage) == (state.rollout, state.stage)
 
     @property
     def failed(self) -> Mapping[int, str]:
-        """The candidate and the reason why it was abandoned; empty if it was not."""
+        """Return the candidate -> why it was abandoned; empty if it was not."""
         reason = self._shadow.failure
         return {self._state.candidate: reason} if reason else {}
 
     def takes(self) -> bool:
-        """Whether to copy a request now; else its copy counts as dropped."""
+        """Return whether to copy a request now; if not, the copy is counted as dropped."""
         if self._shadow.is_free:
             return True
         with self._passing:
@@ -88,12 +88,12 @@ class ShadowStage:
         return False
 
     def offer(self, route: Route, request: RequestCopy) -> None:
-        """Have a request answered by the candidate, or drop it; returns at once."""
+        """Take a copy of a request for the candidate, or drop it; does not wait."""
         self._on_result = request.on_result
         self._shadow.offer(route, request)
 
     def count_dropped(self) -> None:
-        """Count what `takes` has refused; the caller holds the lock of the counts."""
+        """Count the requests that `takes` has refused; the caller holds the lock of the counts."""
         with self._passing:
             passed, self._passed = self._passed, 0
         if passed and self._on_result is not None:
@@ -101,7 +101,7 @@ class ShadowStage:
             self._on_result(result_of(self._state.candidate, None, copies=passed))
 
     def close(self) -> None:
-        """End the process; returns at once."""
+        """Kill the process; does not wait."""
         self._shadow.close()
 
     def _end(self, route: Route, request: RequestCopy, found: Comparison | None) -> None:

@@ -1,1 +1,1 @@
-"""The settings and the current state of a rollout, and the files that keep them."""
+"""The settings and the state of a rollout, and the files that store them."""

@@ -1,4 +1,4 @@
-"""What an A/B test compares, and how the outcomes of a key become one value."""
+"""Settings of an A/B test: its arms, and how a key's outcomes become one value."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from stoker.rollout.state.stages import SMALLEST_SHARE
 from stoker.rollout.statistics.confidence_sequence import ALPHA
 
 MAX_KEYS = 1_000_000
-"""Keys of a test that are recorded: about 100 MiB in each server."""
+"""Default maximum number of recorded keys: about 100 MiB in each server."""
 
 LARGEST_OUTCOME = 1e100
 """Largest accepted outcome: the squares of 1,000,000 of them still have a finite sum."""
 
 _KEY_BYTES = 8
-"""Length of a key's hash: among 1,000,000 keys, two have the same hash with probability 3 in 100,000,000."""
+"""Length of a key's hash, bytes: among 1,000,000 keys, two have the same hash with probability 3 in 100,000,000."""
 
 
 class Metric(StrEnum):
-    """Which of a key's outcomes counts."""
+    """How a key's outcomes become one value: the first outcome, or the sum."""
 
     FIRST = "first"
     SUM = "sum"
@@ -35,25 +35,25 @@ class ABTestSettings:
     """An A/B test of two or more versions."""
 
     arms: tuple[tuple[int, float], ...]
-    """Version and share of the keys, in (0, 1), of each arm."""
+    """The arms: version, and share of the keys in (0, 1)."""
 
     baseline: int
     """The arm that the others are compared with; requests without the key go there."""
 
     salt: str
-    """Secret of the hashes of keys, hexadecimal."""
+    """Secret key of the hash function for keys, hexadecimal."""
 
     metric: Metric = Metric.FIRST
     """How the outcomes of a key become one value."""
 
     max_value: float | None = None
-    """Largest accepted outcome, the smallest is 0; None: no bound, so the result needs more keys."""
+    """Largest accepted outcome; the smallest is 0. None: no bound, so the result needs more outcomes."""
 
     alpha: float = ALPHA
-    """Probability that any interval ever misses its true difference."""
+    """Probability that any interval of the test ever misses its true difference."""
 
     max_keys: int = MAX_KEYS
-    """Keys that are recorded; further ones get a version, but do not count."""
+    """Maximum number of recorded keys; requests of further keys get a version, but are not part of the result."""
 
     def __post_init__(self) -> None:
         if not 0.0 < self.alpha < 1.0 or self.max_keys < 1:
@@ -66,7 +66,7 @@ class ABTestSettings:
             raise ConfigError(
                 "The baseline of an A/B test must be one of its arms",
                 got=Plain(f"version {self.baseline}"),
-                fix=f"Name one of {', '.join(map(str, self.shares))} with --baseline.",
+                fix=f"Choose one of {', '.join(map(str, self.shares))} with --baseline.",
             )
         if self.max_value is not None and not (
             self.metric is Metric.FIRST and 0.0 < self.max_value < math.inf
@@ -84,7 +84,7 @@ class ABTestSettings:
 
     @property
     def bounded(self) -> bool:
-        """Whether outcomes have a bound."""
+        """Whether outcomes are bounded (`max_value` is set)."""
         return self.max_value is not None
 
     def check_value(self, value: float) -> None:
@@ -93,21 +93,21 @@ class ABTestSettings:
         Raises:
             ConfigError: the outcome is not finite, or out of bounds.
         """
-        if not abs(value) <= LARGEST_OUTCOME:  # false for NaN too
+        if not abs(value) <= LARGEST_OUTCOME:  # also refuses NaN
             raise ConfigError(
                 f"An outcome must be a number of at most {LARGEST_OUTCOME:g}",
                 got=value,
-                fix="Leave it out, or send 0.",
+                fix="Send a smaller value, or leave the outcome out.",
             )
         if self.max_value is not None and not 0.0 <= value <= self.max_value:
             raise ConfigError(
                 f"An outcome of this test must be from 0 to {self.max_value:g}",
                 got=value,
-                fix="Start a test without --max-value for amounts.",
+                fix="To record larger outcomes, such as amounts of money, start a test without --max-value.",
             )
 
     def key_hash(self) -> Callable[[bytes], int]:
-        """A function that gives the hash of a key: BLAKE2b of 64 bits, keyed with the salt."""
+        """Return the hash function for keys: BLAKE2b of 64 bits, keyed with the salt."""
         keyed = hashlib.blake2b(digest_size=_KEY_BYTES, key=bytes.fromhex(self.salt))
 
         def hash_of(key: bytes) -> int:
@@ -118,7 +118,7 @@ class ABTestSettings:
         return hash_of
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the fields as a JSON object."""
         return {**asdict(self), "arms": [[*arm] for arm in self.arms], "metric": str(self.metric)}
 
 
@@ -137,10 +137,11 @@ def settings_of(content: Mapping[str, Any]) -> ABTestSettings:
 
 
 def parse_arms(text: str) -> tuple[tuple[int, float], ...]:
-    """Parse the arms `5=50,6=30,7=20`: version and share of each.
+    """Parse text such as `5=50,6=30,7=20` into the version and share of each arm.
 
     Raises:
-        ConfigError: an arm has another form or occurs twice, it is the only one, or the percentages do not sum to 100.
+        ConfigError: an arm does not have this form or occurs twice, there is only one arm, or the percentages do not
+            sum to 100.
     """
     fix = "Write two or more VERSION=PERCENT that sum to 100, such as 5=50,6=30,7=20."
     arms: dict[int, float] = {}
@@ -151,7 +152,9 @@ def parse_arms(text: str) -> tuple[tuple[int, float], ...]:
         except ValueError:
             raise ConfigError(f"{item!r} is not an arm of an A/B test", got=text, fix=fix) from None
         if number < 0 or number in arms:
-            raise ConfigError("Each arm of an A/B test must be another version", got=text, fix=fix)
+            raise ConfigError(
+                "Each arm of an A/B test must be a different version", got=text, fix=fix
+            )
         arms[number] = share
     if len(arms) < 2 or not all(SMALLEST_SHARE <= share / 100.0 < 1.0 for share in arms.values()):
         raise ConfigError(

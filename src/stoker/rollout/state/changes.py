@@ -1,4 +1,4 @@
-"""The changes of a rollout's state. Every function is pure: state in, state out."""
+"""Changes of a rollout's state. Every function is pure: it takes a state and returns a new state."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ def start(
     """Start a rollout.
 
     Args:
-        state: current one of the model; None if it has none yet.
-        candidate: the version to roll out.
-        serving: the version that takes the traffic of a model without a state.
-        settings: of the rollout.
-        now_s: seconds since the epoch.
-        who: the operator.
+        state: The model's current state; None if it has no state yet.
+        candidate: The version to roll out.
+        serving: The version that takes the traffic of a model without a state.
+        settings: Settings of the rollout.
+        now_s: Seconds since the epoch.
+        who: Name of the operator.
 
     Raises:
-        UserError: another rollout is running, or the candidate serves already.
+        UserError: another rollout is running, or the candidate is the version that serves.
     """
     baseline = serving if state is None else state.stable
     begun = _begun(state, baseline, candidate, settings=settings, now_s=now_s, who=who)
@@ -53,14 +53,14 @@ def begin_test(
     now_s: float,
     who: str = "",
 ) -> RolloutState:
-    """Split the keys between the arms of an A/B test.
+    """Start an A/B test.
 
     Args:
-        state: current one of the model; None if it has none yet.
-        test: its arms.
-        settings: the key.
-        now_s: seconds since the epoch.
-        who: the operator.
+        state: The model's current state; None if it has no state yet.
+        test: The arms of the test.
+        settings: Its `key` identifies the user.
+        now_s: Seconds since the epoch.
+        who: Name of the operator.
 
     Raises:
         UserError: a rollout or another test is running, or the settings have no key.
@@ -69,7 +69,7 @@ def begin_test(
     begun = _begun(state, test.baseline, candidate, settings=settings, now_s=now_s, who=who)
     if not settings.key:
         raise UserError(
-            "An A/B test must have a key, by which a user stays with a version",
+            "An A/B test needs a key that identifies the user",
             fix="Name a header, a gRPC metadata key or a cookie: --key x-user, --key cookie:uid.",
         )
     return replace(_again(begun, test.shares), phase=Phase.TESTING, test=test)
@@ -84,7 +84,7 @@ def _begun(
     now_s: float,
     who: str,
 ) -> RolloutState:
-    """The next rollout of a model.
+    """Return the first state of a model's next rollout or test.
 
     Raises:
         UserError: another one is running.
@@ -102,13 +102,13 @@ def _begun(
     if state.phase in ACTIVE:
         versions = state.arms if state.is_test else [state.candidate]
         raise UserError(
-            "Only one rollout or A/B test of a model can be under way",
+            "Only one rollout or A/B test of a model can run at a time",
             got=Plain(
                 f"version {', '.join(map(str, versions))}, started by {state.who or 'an operator'}, {state.phase}"
             ),
             fix="Wait for its end, or end it with `stoker rollout rollback` or `stoker rollout promote`.",
         )
-    # Lease numbers never repeat: an earlier rollout's controller must not mistake this lease for its own.
+    # Lease numbers never repeat, so that an earlier rollout's controller does not mistake this lease for its own.
     return replace(
         first,
         rollout=state.rollout + 1,
@@ -137,20 +137,20 @@ def bar(state: RolloutState, versions: Iterable[int]) -> RolloutState:
 
 
 def end_test(state: RolloutState, version: int, *, now_s: float) -> RolloutState:
-    """Give all traffic to one arm. The baseline stays loaded for a while, so that going back needs no load.
+    """End an A/B test: give all traffic to one arm. The baseline stays loaded for a while, for an immediate rollback.
 
     Raises:
         UserError: no test is running, or the version is not one of its arms.
     """
     if state.phase is not Phase.TESTING or state.test is None:
         raise UserError(
-            "Only an A/B test ends with a version of your choice",
+            "--version must be used for an A/B test only",
             got=Plain(f"version {state.candidate}, {state.phase}"),
-            fix="Leave --version out for the next stage of a rollout.",
+            fix="To go to the next stage of a rollout, leave --version out.",
         )
     if version not in state.test.shares:
         raise UserError(
-            "An A/B test must end with one of its arms",
+            "The version that takes all traffic after an A/B test must be one of its arms",
             got=Plain(f"version {version}"),
             fix=f"Name one of {', '.join(map(str, state.test.shares))}.",
         )
@@ -160,13 +160,13 @@ def end_test(state: RolloutState, version: int, *, now_s: float) -> RolloutState
 def first_version(
     version: int, *, settings: RolloutSettings, now_s: float, who: str = ""
 ) -> RolloutState:
-    """Create the first state of a model: its only version takes all traffic.
+    """Create the first state of a model, whose only version takes all traffic.
 
     Args:
-        version: the only version.
-        settings: of the rollout, which is complete at once.
-        now_s: seconds since the epoch.
-        who: the operator.
+        version: The only version.
+        settings: Settings of the rollout, which is completed immediately.
+        now_s: Seconds since the epoch.
+        who: Name of the operator.
     """
     return RolloutState(
         rollout=1,
@@ -181,7 +181,7 @@ def first_version(
 
 
 def advance(state: RolloutState, *, now_s: float) -> RolloutState:
-    """Go to the next stage; after the last one to the bake time, then to the end.
+    """Go to the next stage; after the last stage, to the bake time; after the bake time, to the end.
 
     Raises:
         UserError: the rollout is over.
@@ -198,12 +198,12 @@ def advance(state: RolloutState, *, now_s: float) -> RolloutState:
 
 
 def compare_again(state: RolloutState, *, reason: str, now_s: float) -> RolloutState:
-    """Go back from 100 % to the last stage with both versions, to distinguish a bad version from an outage.
+    """Return from 100 % to the last stage with both versions, to distinguish a bad version from an outage.
 
     Args:
-        state: at 100 %, with a `split_stage`.
-        reason: shown while it compares.
-        now_s: seconds since the epoch.
+        state: A state at 100 % that has a `split_stage`.
+        reason: Reason to show while the versions are compared.
+        now_s: Seconds since the epoch.
     """
     assert state.split_stage is not None
     phase = Phase.PAUSED if state.phase is Phase.PAUSED else Phase.RUNNING
@@ -211,7 +211,7 @@ def compare_again(state: RolloutState, *, reason: str, now_s: float) -> RolloutS
 
 
 def promote_fully(state: RolloutState, *, now_s: float) -> RolloutState:
-    """Go to 100 % at once; the bake time follows.
+    """Go to 100 % immediately; the bake time follows.
 
     Raises:
         UserError: the rollout is over.
@@ -222,7 +222,7 @@ def promote_fully(state: RolloutState, *, now_s: float) -> RolloutState:
 
 
 def pause(state: RolloutState, *, reason: str) -> RolloutState:
-    """Keep the traffic as it is until `resume`; failing gates still roll back.
+    """Keep the current traffic split until `resume`; failing gates still roll back.
 
     Raises:
         UserError: the rollout is not running.
@@ -237,47 +237,48 @@ def pause(state: RolloutState, *, reason: str) -> RolloutState:
 
 
 def resume(state: RolloutState, *, now_s: float) -> RolloutState:
-    """Continue: a paused stage starts again, with its counts; a stage that waits for a person ends.
+    """Continue: the time of a paused stage starts again, its counts stay; a stage that waits for an operator ends.
 
     Raises:
-        UserError: the rollout does not wait.
+        UserError: the rollout is neither paused nor in a stage that waits.
     """
     if state.phase is Phase.PAUSED:
         return replace(state, phase=Phase.RUNNING, began_s=now_s, reason="")
     if state.phase is Phase.RUNNING and state.current.waits:
         return advance(state, now_s=now_s)
     raise UserError(
-        "Only a rollout that waits can be resumed",
+        "Only a paused rollout, or one in a stage `pause`, can be resumed",
         got=Plain(f"version {state.candidate}, {state.phase}, {state.current}"),
-        fix="`stoker rollout promote` goes to the next stage.",
+        fix="To go to the next stage, use `stoker rollout promote`.",
     )
 
 
 def roll_back(
     state: RolloutState, *, reason: str, now_s: float, to: int | None = None
 ) -> RolloutState:
-    """Take all traffic off the candidate, also after 100 %.
+    """Take all traffic from the candidate, also after the rollout has ended.
 
     Args:
-        state: current one of the model.
-        reason: shown, and kept in the history.
-        now_s: seconds since the epoch.
-        to: the version that takes the traffic; None: the baseline.
+        state: The model's current state.
+        reason: Reason to show, and to keep in the history.
+        now_s: Seconds since the epoch.
+        to: The version that takes the traffic; None: the baseline.
 
     Raises:
-        UserError: the candidate takes no traffic, or is under rollout and the version to go back to.
+        UserError: the candidate already takes no traffic, or the version to go back to is the candidate or
+            already takes all traffic.
     """
     target = state.baseline if to is None else to
     if state.phase is Phase.ROLLED_BACK and target == state.baseline:
         raise UserError(
-            "A rollout can be rolled back once",
+            "A rollout can be rolled back only once",
             got=Plain(f"version {state.candidate} takes no traffic: {state.reason}"),
-            fix=f"Name another version: `stoker rollout rollback --to VERSION` (now {state.baseline}).",
+            fix=f"Version {state.baseline} takes the traffic. To use another one: `stoker rollout rollback --to VERSION`.",
         )
     takes_all = state.phase is Phase.BAKING or state.phase not in ACTIVE
     if target == state.stable and takes_all:
         raise UserError(
-            "The version to go back to takes all traffic already",
+            "The version to go back to already takes all traffic",
             got=Plain(f"version {target}"),
             fix="See `stoker rollout history`.",
         )
@@ -285,7 +286,7 @@ def roll_back(
         raise UserError(
             "A rollout must go back to a version other than its candidate",
             got=Plain(f"version {target}"),
-            fix="`stoker rollout promote --full` gives all traffic to the candidate.",
+            fix="To give all traffic to the candidate, use `stoker rollout promote --full`.",
         )
     tested = state.arms if state.is_test else ()
     gone = {state.candidate, state.stable, *tested} - {target}

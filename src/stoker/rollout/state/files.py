@@ -1,9 +1,10 @@
-"""A state that several processes and machines share through a folder, without a database or clocks.
+"""A state that processes and machines share through a folder, without a database and without comparing clocks.
 
 folder/00000001.json ...        one file for each change; the highest number is the current state
 
-A file appears complete or not at all, because it is written under another name and then linked. Of two writers
-of the same number one wins; the other reads again. So there is one order of changes, and the files are the history.
+A file appears complete or not at all, because it is written under another name and then linked. If two writers create
+the same number, one succeeds; the other must read the new state. So all changes have one order, and the files are the
+history.
 """
 
 from __future__ import annotations
@@ -32,11 +33,11 @@ _SCRATCH = re.compile(rf"\.([0-9]{{{_DIGITS}}})\.json\..*\.tmp")
 
 _RESERVE = ".reserve"
 _RESERVE_BYTES = 16 << 10
-"""Room that is kept for one urgent change on a full disk; a state takes about 3 KiB."""
+"""Disk space reserved for one urgent change on a full disk, bytes; a state takes about 3 KiB."""
 
 
 class Conflict(Exception):
-    """Another writer made this change first: read the state and decide again."""
+    """Another writer changed the state first: read the state and decide again."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -48,22 +49,23 @@ class Stored:
 
 
 class StateFiles:
-    """The states in one folder; many processes on many machines may use it."""
+    """The states in a folder; processes on many machines may use it at the same time."""
 
     def __init__(self, folder: Path) -> None:
-        """Args: folder: of the files; the first `append` creates it."""
+        """Args: folder: Folder of the files; the first `append` creates it."""
         self._folder = folder
         self._latest: Stored | None = None
 
     def latest(self) -> Stored | None:
-        """The newest state; None if there is none yet.
+        """Return the newest state; None if no state was written yet.
 
-        Opens the next numbers until one is missing: over NFS, neither a directory's time nor a notification shows
-        what another machine just created. A state whose file was removed is dropped, as its error message instructs.
+        It opens files of increasing numbers until one is missing: over NFS, neither a folder's modification time nor a
+        notification shows that another machine has just created a file. A state whose file was removed, as the message
+        about a damaged file tells users to do, is dropped.
 
         Raises:
-            DataError: a file is damaged or unreadable; a state that was read before stays valid.
-            FileNotFoundError: a state existed, and no file is left: a lost mount, for example.
+            DataError: a file is damaged or unreadable; the caller may continue to use the last state.
+            FileNotFoundError: a state existed, but no file is left, for example because a mount was lost.
         """
         known = self._latest
         if known is None or self._is_replaced(known):
@@ -78,15 +80,15 @@ class StateFiles:
     def append(
         self, content: Mapping[str, Any], *, after: Stored | None, is_urgent: bool = False
     ) -> Stored:
-        """Make a state the newest.
+        """Append a state, which becomes the newest.
 
         Args:
-            content: a JSON object.
-            after: the state on which the decision is based; None for the first state.
-            is_urgent: whether it may use the room that is kept for a full disk.
+            content: A JSON object.
+            after: The state that was changed; None for the first state.
+            is_urgent: Whether the change may use the space that is reserved for a full disk.
 
         Raises:
-            Conflict: `after` is not the newest any more.
+            Conflict: `after` is no longer the newest state.
             UserError: the disk is full or read-only, or the file system has no hard links.
         """
         number = 1 if after is None else after.number + 1
@@ -108,17 +110,17 @@ class StateFiles:
         return self._latest
 
     def latest_whole(self) -> Stored | None:
-        """The newest state that is not damaged; None without one."""
+        """Return the newest undamaged state; None if no state is left."""
         for number in sorted(self._numbers(), reverse=True):
             with contextlib.suppress(DataError):
                 return self._read(number)
         return None
 
     def history(self) -> Iterator[Stored]:
-        """All states, oldest first; a damaged one that others follow is left out, which is logged.
+        """Return all states, oldest first. A damaged state is left out and logged, unless it is the newest.
 
         Raises:
-            DataError: the newest one is damaged.
+            DataError: the newest state is damaged.
         """
         numbers = sorted(self._numbers())
         for number in numbers:
@@ -137,9 +139,9 @@ class StateFiles:
         return self._folder / _RESERVE
 
     def _keep_reserve(self) -> None:
-        with contextlib.suppress(OSError):  # full: the next change tries again
+        with contextlib.suppress(OSError):  # the disk is full: the next change tries again
             if not self._reserve.exists() or self._reserve.stat().st_size < _RESERVE_BYTES:
-                # Random bytes: a file system that compresses would keep no room for zeros.
+                # Random bytes, because a compressing file system would reserve no space for zeros.
                 self._reserve.write_bytes(os.urandom(_RESERVE_BYTES))
 
     def _next(self) -> int:
@@ -152,7 +154,7 @@ class StateFiles:
         return [number for _, number in self._found(_NAME)]
 
     def _found(self, pattern: re.Pattern[str]) -> list[tuple[Path, int]]:
-        """The files of a kind, and their numbers."""
+        """Return number -> file, for the files of one kind."""
         try:
             found = [(path, pattern.fullmatch(path.name)) for path in self._folder.iterdir()]
         except FileNotFoundError:
@@ -162,13 +164,13 @@ class StateFiles:
         return [(path, int(match[1])) for path, match in found if match is not None]
 
     def _is_replaced(self, known: Stored) -> bool:
-        """Whether a state that was read differs from the file with its number."""
+        """Return whether a state's file now has another content than when it was read."""
         with contextlib.suppress(DataError):
             return self._read(known.number) != known
         return False
 
     def _sweep(self, number: int) -> None:
-        """Remove the temporary files of killed writers; a writer that is only slow gets a `Conflict`."""
+        """Remove temporary files of killed writers. A slow writer that loses its file this way gets a `Conflict`."""
         for path, theirs in self._found(_SCRATCH):
             if theirs <= number:
                 path.unlink(missing_ok=True)
@@ -187,7 +189,7 @@ class StateFiles:
         if content is None or digest != fingerprint(content):
             raise DataError(
                 f"{path} is damaged",
-                got=Plain("bytes that differ from those written"),
+                got=Plain("bytes that differ from the written ones"),
                 fix=f"Restore it from a backup, or delete it to go back to state {number - 1}.",
             )
         return Stored(number=number, content=content)
@@ -197,13 +199,14 @@ def _unreadable(path: Path, error: OSError) -> DataError:
     return DataError(
         "The state of a rollout must be readable",
         got=Plain(f"{path}: {error.strerror or type(error).__name__}"),
-        fix="Run it as a user who may read it, or restore it from a backup.",
+        fix="Run Stoker as a user who may read the file, or restore the file from a backup.",
     )
 
 
 def _create(path: Path, content: bytes) -> None:
     """Create a file in one step; it must not exist yet."""
-    # A unique name: two threads of a process, or two containers with the same process number, may write at once.
+    # The temporary name is unique: two threads of a process, or containers with the same process number, may write at
+    # once.
     handle, name = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=path.parent)
     scratch = Path(name)
     try:
@@ -214,10 +217,10 @@ def _create(path: Path, content: bytes) -> None:
             os.fchmod(file.fileno(), 0o644)
         try:
             os.link(scratch, path)
-        except FileNotFoundError:  # removed by the writer that was first
+        except FileNotFoundError:  # the writer that was first has removed the file
             raise Conflict from None
         except FileExistsError:
-            # Over NFS, a repeated request reports this for a link that it has created itself.
+            # Over NFS, the client may repeat the request and get this error for the link that it has created itself.
             if not _is_linked(scratch):
                 raise Conflict from None
         except OSError as error:
@@ -234,6 +237,8 @@ def _create(path: Path, content: bytes) -> None:
 
 
 def _is_linked(scratch: Path) -> bool:
-    with contextlib.suppress(FileNotFoundError):  # removed: the link is another writer's state
+    with contextlib.suppress(
+        FileNotFoundError
+    ):  # the file was removed: the link is another writer's state
         return scratch.stat().st_nlink == 2
     return False

@@ -1,4 +1,4 @@
-"""How a rollout moves from stage to stage."""
+"""Settings of a rollout: its stages, gates, limits and messages."""
 
 from __future__ import annotations
 
@@ -16,63 +16,65 @@ from stoker.rollout.statistics.prediction_shift import MAX_SHIFT
 
 BAD, SLOW_P99, SLOW_P50, SHIFT = "bad_answers", "slow_p99", "slow_p50", "prediction_shift"
 BUILT_IN = (BAD, SLOW_P99, SLOW_P50, SHIFT)
-"""Gates that every rollout has."""
+"""Names of the built-in gates, which every rollout has."""
 
 _KEY = re.compile(r"(?:cookie:)?[A-Za-z0-9!#$&'*+.^_`|~-]+")
-"""Syntax of the names of headers, gRPC metadata and cookies. Source: RFC 9110, `token`."""
+"""Syntax of names of headers, gRPC metadata keys and cookies. Source: RFC 9110, `token`."""
 
 _AT_LEAST_0 = (
     *("min_requests", "step_time_s", "warm_up_s", "bake_s"),
     *("inconclusive_limit_s", "load_limit_s", "keep_previous_s", "shadow_tolerance"),
 )
-"""Settings that may be any number from 0 up."""
+"""Settings whose value must be a number of at least 0."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RolloutSettings:
-    """How a rollout moves from stage to stage."""
+    """Settings of a rollout: its stages, gates, limits and messages."""
 
     stages: str = "1,10,50,100"
     """The stages; see `parse_stages`."""
 
     key: str = ""
-    """Header, metadata key or `cookie:NAME` by which a user stays with a version; empty: each request by itself."""
+    """Header, metadata key or `cookie:NAME` that identifies a user, who then keeps a version; empty: requests are
+    assigned independently."""
 
     step_time_s: float = 300.0
-    """Shortest time of a stage that does not name its own, seconds."""
+    """Minimum time of a stage without a time of its own, seconds, in addition to `warm_up_s`."""
 
     min_requests: int = 500
-    """Requests that the candidate must answer in a stage before the next one starts."""
+    """Minimum number of requests that the candidate must answer in a stage before the next stage starts."""
 
     warm_up_s: float = 30.0
     """Time at the start of a stage in which latency is not judged, seconds."""
 
     bake_s: float = 0.0
-    """Time after 100 % in which the gates still roll back, seconds."""
+    """Time after 100 % during which the gates can still roll back, seconds."""
 
     allowed_ratio: float = ALLOWED_RATIO
-    """Bad or slow answers of the candidate for each of the baseline's that still count as not worse."""
+    """Bad or slow answers of the candidate per bad or slow answer of the baseline that still count as not worse."""
 
     alpha: float = ALPHA
-    """Probability that a candidate that is not worse is rolled back."""
+    """Maximum probability that a candidate that is not worse is rolled back."""
 
     max_shift: float = MAX_SHIFT
     """Largest accepted Kolmogorov distance between the predictions of both versions."""
 
     shadow_tolerance: float = 1e-3
-    """Answers of a shadow stage are equal when each number differs by at most this times the larger of 1 and itself."""
+    """In a shadow stage, two numbers are equal if they differ by at most this times the larger of 1 and the
+    baseline's number."""
 
     inconclusive_limit_s: float = 300.0
-    """A gate without an answer for this long pauses the rollout, seconds."""
+    """The rollout is paused if a gate has no answer for this long, seconds."""
 
     strict: bool = False
-    """Whether a gate without an answer rolls back instead of pausing."""
+    """Whether a gate without an answer for that time rolls back instead of pausing."""
 
     dry_run: tuple[str, ...] = ()
     """Gates that are measured and shown, but have no effect."""
 
     load_limit_s: float = 600.0
-    """Longest load of the version, seconds; a server that starts waits for it."""
+    """Maximum load time of the version, seconds; a server that starts waits for the load."""
 
     keep_previous_s: float = 1_800.0
     """How long the previous version stays loaded after 100 %, seconds."""
@@ -87,7 +89,7 @@ class RolloutSettings:
     """Web services that are called before the rollout continues."""
 
     notify: tuple[str, ...] = ()
-    """URLs that get each change as a message in Slack's form."""
+    """URLs that get each change as a message in Slack's format."""
 
     @property
     def gates(self) -> int:

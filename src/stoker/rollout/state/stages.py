@@ -16,7 +16,8 @@ _STAGE = re.compile(
     re.ASCII,
 )
 SMALLEST_SHARE = 1e-4
-"""26 of the 262,144 buckets of keys: with fewer, a version may get none at all."""
+"""Smallest share of the traffic: 26 of the 262,144 buckets of keys. With a smaller share, a version might get no
+bucket."""
 
 _FIX = (
     "Write percentages that rise to 100, such as 1,10:20m,50,100; before the first one shadow, shadow=PERCENT or "
@@ -32,16 +33,16 @@ class Stage:
     """Share of the traffic that the candidate takes, in [0, 1]."""
 
     header: str = ""
-    """Requests with this header or metadata key go to the candidate, whatever its value; none if empty."""
+    """Requests that have this header or metadata key, with any value, go to the candidate; empty: no header."""
 
     shadow: float = 0.0
-    """Share of the requests that are copied to the candidate, whose answers are only compared, in [0, 1]."""
+    """Share of the requests that are copied to the candidate, in [0, 1]; its answers are only compared."""
 
     waits: bool = False
-    """Whether a person ends the stage (`stoker rollout resume`)."""
+    """Whether the stage lasts until an operator ends it (`stoker rollout resume`)."""
 
     time_s: float | None = None
-    """Shortest time of the stage, seconds; None: the rollout's `step_time_s`."""
+    """Minimum time of the stage, seconds; None: the rollout's `step_time_s`."""
 
     def __str__(self) -> str:
         """The stage as the user writes it, without its time."""
@@ -53,10 +54,10 @@ class Stage:
 
 
 def parse_stages(text: str) -> tuple[Stage, ...]:
-    """Parse the stages in a text: `shadow:10m,header=x-canary,1,10:20m,pause,50,100`.
+    """Parse stages such as `shadow:10m,header=x-canary,1,10:20m,pause,50,100`.
 
     Raises:
-        ConfigError: an item has another form, or the percentages do not rise to 100.
+        ConfigError: an item has no valid form, or the percentages do not rise to 100.
     """
     stages: list[Stage] = []
     for item in text.replace(" ", "").split(","):

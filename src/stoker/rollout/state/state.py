@@ -6,11 +6,12 @@
                              v  |                                  v
                            PAUSED --------- roll back ---------> ROLLED_BACK
 
-    Too many bad answers at 100 %:  the last stage with both versions again
+    Too many bad answers at 100 %: back to the last stage with both versions
 
     A/B test:  TESTING -> COMPLETED or ROLLED_BACK
 
-`changes` holds the arrows. Once a model has a state, the state decides which version takes traffic, not "the newest".
+The functions in `changes` are the arrows. Once a model has a state, the state decides which version takes traffic;
+without a state, the newest version does.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ class Phase(StrEnum):
 
 
 ACTIVE = (Phase.MEASURING, Phase.RUNNING, Phase.PAUSED, Phase.BAKING, Phase.TESTING)
-"""Phases in which a second rollout cannot start; gates are judged in all of them except an A/B test."""
+"""Phases in which another rollout cannot start. Gates are judged in all of them except TESTING."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,10 +54,10 @@ class RolloutState:
     """The state of a model's rollout."""
 
     rollout: int
-    """Number of the rollout of this model, from 1; salts the assignment of keys."""
+    """Number of the rollout of this model, from 1; part of the salt that assigns keys to versions."""
 
     baseline: int
-    """The version that served before."""
+    """The version that served before the rollout."""
 
     candidate: int
     """The version that is rolled out."""
@@ -64,7 +65,7 @@ class RolloutState:
     settings: RolloutSettings
 
     began_s: float
-    """When the stage, or the phase after the last one, began: seconds since the epoch."""
+    """When the stage, or the phase after the last stage, began: seconds since the epoch."""
 
     phase: Phase = Phase.MEASURING
 
@@ -78,16 +79,17 @@ class RolloutState:
     """Why the rollout is paused or was rolled back."""
 
     previous: int = 0
-    """The baseline before a rollback to another version; it answers until that version is loaded. 0: none."""
+    """The version that answers while the target of a rollback is loaded; 0: none."""
 
     rejected: tuple[int, ...] = ()
-    """Versions that were rolled back and take no traffic until an operator starts them again."""
+    """Versions that were rolled back; they take no traffic until an operator starts a rollout of them."""
 
     barred: tuple[int, ...] = ()
     """Versions that ended or blocked a worker: no server loads them, whatever label names them, until an operator starts them again."""
 
     slow_s: Mapping[str, float] = field(default_factory=dict)
-    """Gate -> latency above which an answer is slow, seconds: the quantile of the baseline and a margin, fixed at start."""
+    """Gate -> latency above which an answer is slow, seconds: the baseline's quantile plus a margin, fixed before stage
+    0."""
 
     explained: tuple[int, int] = (0, 0)
     """Bad answers and requests of the candidate at 100 % that already led to `changes.compare_again`."""
@@ -96,7 +98,7 @@ class RolloutState:
     """Number of the controller that may change the state."""
 
     test: ABTestSettings | None = None
-    """The A/B test, also after its end; None: it is a rollout in stages."""
+    """Settings of the A/B test, also after its end; None: this is a rollout in stages."""
 
     @property
     def current(self) -> Stage:
@@ -105,19 +107,19 @@ class RolloutState:
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether only the bake time follows."""
+        """Whether the current stage is the last one, which only the bake time follows."""
         return self.stage == len(parse_stages(self.settings.stages)) - 1
 
     @property
     def split_stage(self) -> int | None:
-        """Index of the last stage in which both versions take traffic by weight; None without one."""
+        """Index of the last stage in which both versions take traffic by weight; None if no stage does this."""
         stages = enumerate(parse_stages(self.settings.stages))
         split = [at for at, stage in stages if 0.0 < stage.share < 1.0 and not stage.waits]
         return split[-1] if split else None
 
     @property
     def is_active(self) -> bool:
-        """Whether gates are judged, and a second rollout cannot start."""
+        """Whether the rollout or test is running, so that another one cannot start."""
         return self.phase in ACTIVE
 
     @property
@@ -129,7 +131,7 @@ class RolloutState:
 
     @property
     def stable(self) -> int:
-        """The version that takes all traffic after the rollout, if nothing changes."""
+        """The version that takes all traffic if the rollout or test ends now."""
         return self.candidate if self.phase in (Phase.BAKING, Phase.COMPLETED) else self.baseline
 
     @property
@@ -139,33 +141,33 @@ class RolloutState:
 
     @property
     def arms(self) -> dict[int, float]:
-        """The share of each version that may take traffic."""
+        """Version -> its share of the traffic."""
         if self.phase is Phase.TESTING and self.test is not None:
             return self.test.shares
-        # A model's only version is both; it takes all traffic until the next push.
+        # A model's only version is baseline and candidate at once; it takes all traffic until the next push.
         return {self.baseline: 1.0 - self.share, self.candidate: self.share}
 
     @property
     def on_trial(self) -> set[int]:
-        """The versions that lose their traffic when they kill a worker or hang."""
+        """The versions that are rolled back if they kill a worker or hang."""
         if not self.is_active:
             return set()
         return {*self.arms} - {self.baseline} if self.is_test else {self.candidate}
 
     def salt(self, model: str) -> str:
-        """What decides the version of a key besides the weights."""
+        """The salt of the traffic split: keys are assigned by it and by the weights."""
         return f"{model}/{self.rollout}"
 
     def facts(self, model: str) -> dict[str, Any]:
-        """What a query and a Python gate receive about a rollout."""
+        """Return the facts about the rollout that the user's queries and Python gates receive."""
         return {"model": model, "candidate": self.candidate, "baseline": self.baseline}
 
     def split(self, model: str) -> TrafficSplit:
-        """The split of the traffic between its versions."""
+        """Return the traffic split between the versions."""
         return TrafficSplit(self.arms, salt=self.salt(model))
 
     def to_json(self) -> dict[str, Any]:
-        """As a JSON object."""
+        """Return the fields as a JSON object."""
         return {
             **asdict(self),
             "settings": json.loads(json.dumps(asdict(self.settings))),

@@ -1,4 +1,4 @@
-"""Gates of the user: a Prometheus query or a Python function, and the value that it must return.
+"""Gates of the user: a Prometheus query or a Python function, and limits of the returned value.
 
 errors:                                   # gates.yaml: a section for each gate
 prometheus: http://prometheus:9090
@@ -31,7 +31,7 @@ class UserGate:
     """A gate of the user."""
 
     name: str = ""
-    """Its name, unique among all gates."""
+    """Name of the gate, unique among all gates."""
 
     prometheus: str = ""
     """URL of the Prometheus server that answers `query`."""
@@ -49,13 +49,13 @@ class UserGate:
     """Largest number that passes."""
 
     every_s: float = 10.0
-    """Time between two calls, seconds."""
+    """Interval between two calls, seconds."""
 
     timeout_s: float = 10.0
-    """Longest time for an answer, seconds."""
+    """Maximum time for an answer, seconds."""
 
     code: str = ""
-    """Fingerprint of the Python function's source when the rollout began."""
+    """Fingerprint of the Python function's source at the start of the rollout."""
 
     def __post_init__(self) -> None:
         where = f"gate {self.name}"
@@ -92,7 +92,7 @@ class UserGate:
                 )
 
     def question(self, **facts: str | int) -> str:
-        """The query, with the model and the versions of a rollout filled in."""
+        """Return the query with the model and the versions filled in."""
         query = self.query
         for name, value in facts.items():
             query = query.replace(f"${{{name}}}", str(value))
@@ -111,7 +111,8 @@ def read_gates(path: Path) -> tuple[UserGate, ...]:
     for name, section in read_yaml(path).items():
         if isinstance(section, dict) and section.keys() & {"name", "code"}:
             raise ConfigError(
-                f"gate {name} of {path} must not have name or code", fix="Its key is its name."
+                f"gate {name} of {path} must not set name or code",
+                fix="The key of the section is the name.",
             )
         named = {**section, "name": name} if isinstance(section, dict) else section
         gates.append(build(UserGate, named, where=str(name)))
@@ -119,11 +120,11 @@ def read_gates(path: Path) -> tuple[UserGate, ...]:
 
 
 def with_code(gates: Sequence[UserGate], folder: Path | None) -> tuple[UserGate, ...]:
-    """Record the source of the Python functions, so that a server with another one is noticed.
+    """Return the gates with the fingerprint of their Python source, to detect a server with different source.
 
     Args:
-        gates: of the user.
-        folder: of their modules; None if it has none.
+        gates: The user's gates.
+        folder: Folder of the gates' modules; None: no Python gates.
 
     Raises:
         ConfigError: a function does not exist.
@@ -143,6 +144,6 @@ def _code(gate: UserGate, folder: Path | None) -> str:
 
 
 def code_of(folder: Path, reference: str) -> str:
-    """Fingerprint of a function's source, and of what it uses from its folder."""
+    """Return the fingerprint of a function's source and of the modules that it uses from its folder."""
     module, _, function = reference.partition(":")
     return source_fingerprint(folder, module, function)[0]

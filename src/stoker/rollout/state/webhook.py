@@ -16,16 +16,16 @@ class Moment(StrEnum):
     """When a webhook is called."""
 
     STAGE = "stage"
-    """Before a stage: the rollout waits for a 2xx."""
+    """Before a stage; the rollout waits for status 2xx."""
 
     PROMOTION = "promotion"
-    """Before the stage with all traffic: it waits for a 2xx."""
+    """Before the stage with all traffic; the rollout waits for status 2xx."""
 
     END = "end"
-    """Before the rollout is completed: it waits for a 2xx."""
+    """Before the rollout is completed; the rollout waits for status 2xx."""
 
     ROLLBACK = "rollback"
-    """After a rollback, which does not wait for an answer."""
+    """After a rollback; the rollback does not wait for the call."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,22 +33,24 @@ class Webhook:
     """A web service that is called before the rollout continues, and after a rollback."""
 
     url: str
-    """Receives a POST with JSON."""
+    """URL that gets a POST with JSON."""
 
     at: tuple[MomentName, ...] = get_args(MomentName)
-    """When the service is called."""
+    """The moments at which the service is called."""
 
     def __post_init__(self) -> None:
         check_url(self.url, where="A webhook")
         if not self.at:
-            raise ConfigError("A webhook must have a moment", fix="E.g. at: [stage].")
+            raise ConfigError(
+                "A webhook must set `at`, the moments when it is called", fix="E.g. at: [stage]."
+            )
 
 
 def parse_webhook(text: str) -> Webhook:
-    """Parse the webhook `URL`, called at every moment, or `stage,rollback=URL`.
+    """Parse `URL` (called at every moment) or, for example, `stage,rollback=URL`.
 
     Raises:
-        ConfigError: the text has another form.
+        ConfigError: the text has neither form.
     """
     moments, equals, url = text.partition("=")
     if not equals or ":" in moments:

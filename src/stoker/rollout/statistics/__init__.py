@@ -1,1 +1,1 @@
-"""Evidence against a version, shifts of its predictions, and differences of an A/B test, from counts."""
+"""Statistics of counts: evidence against a version, shift of its predictions, differences of an A/B test."""

@@ -1,4 +1,4 @@
-"""The result of an A/B test, valid whenever it is read."""
+"""Intervals for the result of an A/B test that stay valid however often they are computed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ ALPHA = 0.05
 """Probability that any interval of a test ever misses its true difference."""
 
 TIGHTEST_AT = 1_000
-"""Keys at which the intervals are tightest, relative to those of a test with a fixed number of keys."""
+"""Number of keys at which the intervals are tightest, compared with those of a test with a fixed number of keys."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -37,7 +37,7 @@ class ArmTotals:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Difference:
-    """By how much an arm's mean outcome exceeds the baseline's."""
+    """Difference between an arm's mean outcome and the baseline's, with its interval."""
 
     estimate: float
     """The arm's mean minus the baseline's."""
@@ -57,21 +57,21 @@ def difference(
     bounded: bool = True,
     alpha: float = ALPHA,
 ) -> Difference | None:
-    """An interval of the difference of two means that is valid at all looks at once.
+    """Return an interval for the difference of two means that stays valid however often it is computed.
 
-    An asymptotic confidence sequence. The variance of an arm is not taken below that of both arms together: a small arm
-    of a heavy-tailed amount understates its own (A/A at 10 % of the keys, log-normal amounts of sigma 1.5:
-    6.3 % false alarms without that, none with it).
+    It is an asymptotic confidence sequence. The variance used for an arm is at least the variance of both arms
+    together: a small arm with heavy-tailed amounts underestimates its variance (A/A test at 10 % of the keys,
+    log-normal amounts of sigma 1.5: 6.3 % false alarms without this minimum, none with it).
 
     Args:
-        baseline: outcomes of the baseline.
-        arm: outcomes of the arm that is compared with it.
-        comparisons: arms that are compared with the baseline; `alpha` is divided by it.
-        bounded: whether outcomes have a bound (0 or 1, stars); amounts without one need more of them.
-        alpha: probability that any of the intervals ever misses its true difference.
+        baseline: Outcomes of the baseline.
+        arm: Outcomes of the arm that is compared with it.
+        comparisons: Number of arms that are compared with the baseline; `alpha` is divided by it.
+        bounded: Whether outcomes have a bound (0 or 1, stars). Without a bound (amounts), more outcomes are needed.
+        alpha: Probability that any of the intervals ever misses its true difference.
 
     Returns:
-        The interval, or None: too early, an arm has fewer than 50 outcomes that are not 0 (100 without a bound).
+        The interval; None if an arm has fewer than 50 nonzero outcomes (100 without a bound).
 
     Source: Waudby-Smith, Arbour, Sinha, Kennedy, Ramdas, Annals of Statistics 52(6), 2024.
     """
@@ -97,13 +97,13 @@ def _variance(count: int, total: float, squares: float) -> float:
 
 
 CONCENTRATION = 1_000.0
-"""How close to the weights the shares of an alternative are: keys' worth of evidence in its prior."""
+"""Concentration of the Dirichlet prior of the alternatives around the weights: the prior counts as this many keys."""
 
 
 def log_share_evidence(keys: Sequence[int], weights: Sequence[float]) -> float:
-    """Natural logarithm of the evidence that arms do not get the keys according to the weights.
+    """Return the natural logarithm of the evidence that the arms get other shares of the keys than the weights say.
 
-    If they do, it reaches ln(1/a) with probability at most a, at any number of looks.
+    If the shares are right, it ever reaches ln(1/a) with probability at most a, however often it is computed.
 
     Args:
         keys: [arms] keys assigned to each arm.

@@ -1,4 +1,4 @@
-"""Is the candidate worse than the baseline? An exact test of counts that may be looked at after each answer."""
+"""Tests whether the candidate is worse than the baseline. The test is exact, even if it is computed after each answer."""
 
 from __future__ import annotations
 
@@ -11,69 +11,70 @@ import numpy as np
 from numpy.typing import NDArray
 
 FACTORS = np.array([1.1, 1.25, 1.5, 2.0, 3.0, 5.0, 10.0, 30.0, 100.0])
-"""How much worse than allowed a candidate may be: the alternatives that the test considers."""
+"""The alternatives of the test: factors by which the candidate is worse than allowed."""
 
 ALLOWED_RATIO = 1.25
-"""Bad answers of the candidate for each of the baseline, at equal traffic, that still count as not worse."""
+"""Bad answers of the candidate per bad answer of the baseline, at equal traffic, that still count as not worse."""
 
 MAX_NEEDED = 1 << 30
-"""Counting stops after this many bad answers."""
+"""`bad_answers_needed` stops searching at this number."""
 
 ALPHA = 0.001
-"""Probability that a rollout of a candidate that is not worse is rolled back, over all gates and looks."""
+"""Maximum probability, over all gates and times, that a candidate that is not worse is rolled back."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadAnswers:
-    """Bad answers of one stage, while its weights did not change."""
+    """Bad answers of one stage, in which the weights do not change."""
 
     share: float
     """The candidate's share of the traffic, strictly between 0 and 1."""
 
     candidate: int
-    """Bad answers of the candidate."""
+    """Number of the candidate's bad answers."""
 
     baseline: int
-    """Bad answers of the baseline."""
+    """Number of the baseline's bad answers."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullTraffic:
-    """Bad answers of a candidate with all traffic, and of the baseline before."""
+    """Bad answers of a candidate with all traffic, and of the baseline in the stages before."""
 
     candidate: int
-    """Bad answers of the candidate."""
+    """Number of the candidate's bad answers."""
 
     requests: int
-    """Answers of the candidate."""
+    """Number of the candidate's answers."""
 
     baseline: int
-    """Bad answers of the baseline in all stages before."""
+    """Number of the baseline's bad answers in all stages before."""
 
     baseline_requests: int
-    """Answers of the baseline in all stages before."""
+    """Number of the baseline's answers in all stages before."""
 
     @property
     def accepted_rate(self) -> float:
-        """The highest rate of bad answers that the baseline may have had: three standard errors above."""
+        """Return an upper limit of the baseline's bad-answer rate: three standard errors above the observed rate."""
         bad = self.baseline + 3.0 + 3.0 * math.sqrt(self.baseline + 2.25)
         return min(bad / max(self.baseline_requests, 1), 1.0)
 
 
 def log_evidence(stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED_RATIO) -> float:
-    """Natural logarithm of the evidence that the candidate gives too many bad answers.
+    """Return the natural logarithm of the evidence that the candidate gives too many bad answers.
 
-    Given a bad answer, which version gave it? A candidate with w of the traffic that gives `allowed_ratio` r times as many
-    bad answers as the baseline gave it with probability t = w r / (w r + 1 - w); one that is g times worse than that, with
-    q = w g r / (w g r + 1 - w). The evidence is the likelihood ratio of q to t, averaged over the `FACTORS` g. If
-    the candidate is not worse, it ever reaches 1/a with probability at most a (Ville's inequality), whatever the rate of bad
-    answers and how often it is looked at: what clients do wrong hits both versions alike and cancels.
+    The test looks at which version gave each bad answer. Let w be the candidate's share of the traffic and r the
+    `allowed_ratio`. If the candidate gives r times as many bad answers as the baseline, a bad answer is the candidate's
+    with probability t = w r / (w r + 1 - w). If the candidate is g times worse than that, the probability is
+    q = w g r / (w g r + 1 - w). The evidence is the likelihood ratio of q to t, averaged over the `FACTORS` g. If the
+    candidate is not worse, the evidence ever reaches 1/a with probability at most a (Ville's inequality), for any rate
+    of bad answers and however often it is computed. Errors of clients affect both versions equally and cancel.
 
-    The counts are sufficient: those of several servers add up.
+    Only the counts matter, so the counts of several servers can be added.
 
     Args:
-        stages: counts of each stage so far, each with its own share of the traffic.
-        allowed_ratio: see `ALLOWED_RATIO`; at least 1.
+        stages: Counts of each stage so far, with the stage's share of the traffic.
+        allowed_ratio: See `ALLOWED_RATIO`; at least 1.
 
     Source: Turner, Ly, Grunwald, J. Statist. Plann. Inference 230 (2024); Lindon, Sanden, Shirikian, KDD 2022.
     """
@@ -87,13 +88,13 @@ def log_evidence(stages: Iterable[BadAnswers], *, allowed_ratio: float = ALLOWED
 
 
 def log_suspicion(full: FullTraffic, *, allowed_ratio: float = ALLOWED_RATIO) -> float:
-    """Natural logarithm of the evidence that a candidate with all traffic gives more bad answers than the baseline before.
+    """Return the natural logarithm of the evidence that a candidate at 100 % is worse than the baseline was before.
 
-    It is not proof: an outage that would hit both versions alike looks the same.
+    This is not proof: an outage that would affect both versions equally looks the same.
 
     Args:
-        full: counts at 100 %.
-        allowed_ratio: see `ALLOWED_RATIO`; at least 1.
+        full: Counts at 100 %.
+        allowed_ratio: See `ALLOWED_RATIO`; at least 1.
     """
     accepted = full.accepted_rate * allowed_ratio
     if accepted >= 1.0:
@@ -105,13 +106,13 @@ def log_suspicion(full: FullTraffic, *, allowed_ratio: float = ALLOWED_RATIO) ->
 
 
 def _log_mean(logs: NDArray[np.float64]) -> float:
-    """Logarithm of the mean over the alternatives."""
+    """Return the logarithm of the mean likelihood ratio over the alternatives."""
     top = float(logs.max())
     return top + math.log(float(np.exp(logs - top).mean()))
 
 
 def log_threshold(*, alpha: float = ALPHA, gates: int) -> float:
-    """The `log_evidence` at which a rollout with so many gates is rolled back."""
+    """Return the `log_evidence` at which a rollout with this number of gates is rolled back."""
     return math.log(gates / alpha)
 
 
@@ -122,13 +123,13 @@ def bad_answers_needed(
     alpha: float = ALPHA,
     allowed_ratio: float = ALLOWED_RATIO,
 ) -> int:
-    """How many more bad answers the candidate must give in the last of the stages to be rolled back.
+    """Return how many more bad answers of the candidate in the last stage would roll it back.
 
     Args:
-        stages: counts of each stage so far.
-        gates: number of gates of the rollout.
-        alpha: see `ALPHA`.
-        allowed_ratio: see `ALLOWED_RATIO`.
+        stages: Counts of each stage so far.
+        gates: Number of gates of the rollout.
+        alpha: See `ALPHA`.
+        allowed_ratio: See `ALLOWED_RATIO`.
     """
     *before, now = stages
 

@@ -1,4 +1,4 @@
-"""The shift between the predictions of two versions, with a lower bound."""
+"""Measures the shift between the predictions of two versions, by a lower bound."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_SHIFT = 0.2
-"""Default of the largest accepted Kolmogorov distance between the predictions of two versions."""
+"""Largest accepted Kolmogorov distance between the predictions of two versions, by default."""
 
 FIRST_LOOK = 100
-"""Predictions that each version must give before the bound can exceed 0."""
+"""Number of predictions that each version must give before the bound can exceed 0."""
 
 
 def least_shift(
     baseline: NDArray[np.int64], candidate: NDArray[np.int64], *, alpha: float
 ) -> float:
-    """Lower bound of the Kolmogorov distance of two distributions, valid at all looks at once.
+    """Return a lower bound of the Kolmogorov distance of two distributions, valid however often it is computed.
 
-    A candidate is judged by how far its predictions have moved, not by whether they have: a better model
-    predicts differently, and with enough traffic any difference is significant.
+    The size of the shift decides, not its significance: a better model predicts differently, and with enough traffic
+    any difference is significant.
 
     Args:
-        baseline: [bins] predictions of the baseline in each bin, in the order of the bins' values.
-        candidate: [bins] those of the candidate, in the same bins.
-        alpha: probability that the bound ever exceeds the true distance.
+        baseline: [bins] number of the baseline's predictions in each bin, in the order of the bins' values.
+        candidate: [bins] number of the candidate's predictions in the same bins.
+        alpha: Probability that the bound ever exceeds the true distance.
 
     Returns:
-        The bound, in [0, 1]; 0 while a version has given fewer than `FIRST_LOOK` predictions. Coarser bins lower
-        it, and never make it wrong.
+        The bound, in [0, 1]; 0 while a version has given fewer than `FIRST_LOOK` predictions. Coarser bins make the
+        bound lower, but not wrong.
     """
     counts = int(baseline.sum()), int(candidate.sum())
     if min(counts) < FIRST_LOOK:
@@ -41,7 +41,9 @@ def least_shift(
 
 
 def _band(count: int, alpha: float) -> float:
-    """Largest distance of an empirical distribution function to the true one, at all counts from `FIRST_LOOK` on.
+    """Return a bound of the distance between the empirical and the true distribution function.
+
+    It is valid at all counts from `FIRST_LOOK` on.
 
     Source: Howard and Ramdas, Bernoulli 28(3), 2022, theorem 2 with A = 0.85.
     """
@@ -50,10 +52,10 @@ def _band(count: int, alpha: float) -> float:
 
 
 def predicted(outputs: Mapping[str, NDArray[Any]]) -> NDArray[np.float64] | None:
-    """[rows] the predicted number or class of each row, from the first numeric output.
+    """Return the predicted number or class of each row, [rows], from the first numeric output.
 
     Returns:
-        The number if a row has a single one, else the index of the largest; None without a numeric output.
+        The number if a row has a single number, else the index of the largest; None if no output is numeric.
     """
     for name in sorted(outputs):
         values = outputs[name]

@@ -1,1 +1,1 @@
-"""Jobs: submit, list, follow and stop them, and the command that runs inside of one."""
+"""Commands that submit, list, follow and stop jobs, and the commands that run inside a job."""

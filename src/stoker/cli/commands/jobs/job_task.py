@@ -1,6 +1,6 @@
-"""`stoker job-start` and `stoker job-task`: what a scheduler runs on the machines of a job.
+"""`stoker job-start` and `stoker job-task`: commands that a scheduler runs on the machines of a job.
 
-They are not in the list of `stoker --help`, because no person calls them.
+`stoker --help` does not list them, because users do not call them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ JobFolder = Annotated[Path, typer.Argument(help="Folder of the job: RUNS/.jobs/I
 
 
 def job_start(job: JobFolder) -> None:
-    """Take the number of the next start of a job, and print it."""
+    """Reserve and print the number of a job's next start."""
     from stoker.app.task.job_start import start_job
 
     print_result(str(start_job(job)))
@@ -31,8 +31,8 @@ def job_task(
         int, typer.Option("--incarnation", min=1, help="Number that `stoker job-start` printed.")
     ],
 ) -> None:
-    """Run one task of a job: find its place, unpack the code, run the job's command."""
-    with ends_when_asked():  # until the task listens itself
+    """Run one task of a job: find its rank, unpack the code, run the job's command."""
+    with ends_when_asked():  # until the task installs its own handlers
         from stoker.app.task.job_task import run_task
 
         code = run_task(job, incarnation, out=tolerant(sys.stdout))

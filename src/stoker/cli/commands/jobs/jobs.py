@@ -1,4 +1,4 @@
-"""`stoker jobs`, `stoker logs` and `stoker stop`: submitted jobs, their state and their logs."""
+"""`stoker jobs`, `stoker logs` and `stoker stop`: show jobs and their logs, and stop them."""
 
 from __future__ import annotations
 
@@ -36,17 +36,19 @@ RunsFolders = Annotated[
 JobName = Annotated[
     str,
     typer.Argument(
-        help="Job's ID, or the beginning of it; or a sweep's, SWEEP/3 for its job 3.", metavar="JOB"
+        help="ID of a job or a sweep, or its beginning; SWEEP/3: job 3 of a sweep.", metavar="JOB"
     ),
 ]
 
 Worker = Annotated[
     str,
-    typer.Argument(help="Job's ID or its beginning, and perhaps a worker.", metavar="JOB[/WORKER]"),
+    typer.Argument(
+        help="ID of a job or its beginning, and optionally a worker.", metavar="JOB[/WORKER]"
+    ),
 ]
 
 app = typer.Typer(
-    help="List jobs, the newest first; `show` one.",
+    help="List jobs, the newest first; `show JOB` shows one job.",
     rich_markup_mode=None,
     invoke_without_command=True,
 )
@@ -74,7 +76,7 @@ def list_(context: typer.Context, runs: RunsFolders = None, as_json: AsJson = Fa
 
 @app.command()
 def show(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:
-    """Show a job: its state, why it waits or failed, its starts, where its files are; of a sweep all its jobs."""
+    """Show a job's state, why it waits or failed, its starts and its files; or all jobs of a sweep."""
     from stoker.jobs.overview import find_job
     from stoker.jobs.sweep_overview import find_element
 
@@ -89,7 +91,7 @@ def show(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> Non
 
 @app.command()
 def tensorboard(job: JobName, port: Port = 6006, runs: RunsFolders = None) -> None:
-    """Open the run of a job in TensorBoard, on 127.0.0.1, until Ctrl-C; of a sweep all runs of the experiment."""
+    """Open the run of a job, or all runs of a sweep's experiment, in TensorBoard, on 127.0.0.1, until Ctrl-C."""
     from stoker.app.job_run import tensorboard_folder
     from stoker.jobs.places import find_place
     from stoker.jobs.sweep_overview import find_element
@@ -107,13 +109,13 @@ def port_forward(
     ports: Annotated[
         list[str] | None,
         typer.Argument(
-            help="Port of the worker, and perhaps another one here (0: a free one). Default: that of the run's metrics.",
+            help="Port of the worker, optionally with another port on this machine (0: a free port). Default: the port of the run's metrics.",
             metavar="[LOCAL:]REMOTE",
         ),
     ] = None,
     runs: RunsFolders = None,
 ) -> None:
-    """Reach ports of a worker (metrics, profiler) on 127.0.0.1 of this machine, until Ctrl-C. Default: worker 0."""
+    """Forward ports of a worker (metrics, profiler) to 127.0.0.1 of this machine, until Ctrl-C. Default: worker 0."""
     from stoker.app.job_run import metrics_port
     from stoker.jobs.forward import LOOPBACK, forwarded, parse_ports, reach_worker
     from stoker.jobs.overview import find_job
@@ -150,13 +152,15 @@ def logs(
     job: Worker,
     follow: Annotated[
         bool,
-        typer.Option("-f", "--follow", help="Continue until the job is over, across its restarts."),
+        typer.Option(
+            "-f", "--follow", help="Print new output until the job is over, across its restarts."
+        ),
     ] = False,
     runs: RunsFolders = None,
 ) -> None:
     """Print the output of a job's workers.
 
-    It has the output of all starts, also after the job has ended.
+    The output of all starts is kept after the job has ended.
     """
     from stoker.jobs.overview import fetch_logs, find_job, lines_of, lines_of_place
     from stoker.jobs.places import find_place
@@ -179,9 +183,9 @@ def logs(
 
 
 def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:
-    """End a job, or all jobs of a sweep, after the workers saved.
+    """End a job, or all jobs of a sweep, after the workers have saved.
 
-    A job that is over is only reported.
+    If a job is over already, print only its state.
     """
     from stoker.jobs.overview import find_job, stop_job
     from stoker.jobs.sweep_overview import find_element
@@ -218,24 +222,26 @@ def _here(runs: list[Path] | None) -> Here:
 
 
 def _named_worker(job: str, here: Here) -> tuple[str, int | None]:
-    """Return the job and the worker of `JOB/WORKER`; None: no worker is named."""
+    """Return the job and the worker of `JOB/WORKER`; the worker is None if the text names none."""
     from stoker.jobs.sweep_overview import find_element
 
     sweep, named = find_element(job, here)
     if sweep is not None:
-        raise ConfigError("a sweep has no workers of its own", got=job, fix=f"E.g. {sweep.id}/0.")
+        raise ConfigError(
+            "this command needs a job of the sweep", got=job, fix=f"E.g. {sweep.id}/0."
+        )
     named, slash, worker = named.partition("/")
     return named, _rank(worker) if slash else None
 
 
 def _rank(text: str) -> int:
     if not (text.isascii() and text.isdecimal() and len(text) <= 6):
-        raise ConfigError("JOB/WORKER takes the number of a worker", got=text, fix="E.g. JOB/0.")
+        raise ConfigError("WORKER in JOB/WORKER must be a number", got=text, fix="E.g. JOB/0.")
     return int(text)
 
 
 def _print_lines(lines: Iterator[str]) -> None:
-    """Print lines as they come; a reader that has gone (`| head`) or Ctrl-C ends it, not the job."""
+    """Print lines as they arrive; a closed pipe (`| head`) or Ctrl-C ends the printing, not the job."""
     try:
         for line in lines:
             sys.stdout.write(line + "\n")
@@ -243,5 +249,5 @@ def _print_lines(lines: Iterator[str]) -> None:
     except KeyboardInterrupt:
         return
     except BrokenPipeError:
-        # Python flushes once more on exit.
+        # Python flushes stdout again on exit, which would fail.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""What `stoker jobs` prints: the list, a job, a sweep."""
+"""Output of `stoker jobs`: the list, a job, a sweep."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def show_job(known: KnownJob, *, as_json: bool) -> None:
 
 
 def _row(each: Listed | SweepState) -> tuple[str, str, str, str, str]:
-    """Return ID, target, phase, time and reason of a job; of a sweep the counts of its jobs instead of the reason."""
+    """Return ID, target, phase, time and reason of a job; for a sweep, the counts of its jobs replace the reason."""
     from stoker.jobs.overview import Listed
 
     if isinstance(each, Listed):
@@ -80,7 +80,7 @@ def show_sweep(sweep: Sweep, here: Here, *, as_json: bool) -> None:
 
 
 def report_problems(problems: Sequence[str]) -> None:
-    """Print a line for each target without an answer; then what was printed is incomplete, and the exit code is 2."""
+    """Print a line for each target that did not answer. If there is one, the list is incomplete and the exit code 2."""
     for problem in problems:
         typer.echo(f"stoker: {problem}", err=True)
     if problems:
@@ -130,7 +130,7 @@ def _facts(known: KnownJob) -> Iterator[tuple[str, str]]:
 
 
 def _each(needs: Resources) -> str:
-    """The resources of one worker; the target chooses those that are not set."""
+    """Return the resources of one worker as text; the target chooses values that are not set."""
     cores = f", {needs.cpus} core(s)" if needs.cpus else ""
     memory = f", {needs.memory_gib:g} GiB of memory" if needs.memory_gib else ""
     return f"{needs.gpus} GPU(s){cores}{memory}"

@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from stoker.jobs.job import Job
 
 MIN_GIB, MAX_GIB = 0.125, 65536
-"""Less memory is not enough for Python with TensorFlow, and more is bytes or MiB by mistake."""
+"""Range of --memory: TensorFlow needs the minimum, and a larger number was probably meant as bytes or MiB."""
 
 
 class JobVerb(StrEnum):
-    """The commands that a task of a job can run."""
+    """Stoker's commands that each worker of a job can run."""
 
     RUN = "run"
     INGEST = "ingest"
@@ -39,11 +39,11 @@ class JobVerb(StrEnum):
 
 def submit(
     on: Annotated[
-        str, typer.Option("--on", metavar="NAME", help="Target: local, or one of targets.yaml.")
+        str, typer.Option("--on", metavar="NAME", help="Target: local, or a name in targets.yaml.")
     ],
     experiment: ExperimentFolder = Path(),
     verb: Annotated[
-        JobVerb, typer.Option("--verb", help="Command of stoker that each worker runs.")
+        JobVerb, typer.Option("--verb", help="Stoker's command that each worker runs.")
     ] = JobVerb.TRAIN,
     workers: Annotated[int, typer.Option("--workers", help="Processes that train together.")] = 1,
     gpus: Annotated[int, typer.Option("--gpus", help="GPUs of each worker.")] = 0,
@@ -61,7 +61,7 @@ def submit(
         str | None,
         typer.Option(
             "--time-limit",
-            help="Longest run of one start: 90s, 30m, 4h, 2d, 1h30m. The job saves before the limit and continues in the next start.",
+            help="Maximum duration of one start: 90s, 30m, 4h, 2d, 1h30m. The job saves before the limit and continues in its next start.",
         ),
     ] = None,
     overrides: Overrides = [],  # noqa: B006 - typer copies it
@@ -70,7 +70,7 @@ def submit(
         typer.Option(
             "--secret",
             metavar="NAME",
-            help="Environment variable that the job needs; its value is written nowhere.",
+            help="Name of an environment variable that the job needs; its value is never written to a file. May be repeated.",
         ),
     ] = None,
     labels: Annotated[
@@ -78,7 +78,7 @@ def submit(
         typer.Option(
             "--label",
             metavar="KEY=VALUE",
-            help="Label of the job in the scheduler: on Kubernetes a label, on Slurm in its comment; may be repeated.",
+            help="Label of the job in the scheduler (on Slurm, a part of the job's comment); may be repeated.",
         ),
     ] = None,
     after: Annotated[
@@ -86,7 +86,7 @@ def submit(
         typer.Option(
             "--after",
             metavar="JOB",
-            help="Job of the same target that must be done before this one starts; may be repeated.",
+            help="Job of the same target that must succeed before this job starts; may be repeated.",
         ),
     ] = None,
     sweep: Annotated[
@@ -94,7 +94,7 @@ def submit(
         typer.Option(
             "--sweep",
             metavar="KEY=VALUE,VALUE",
-            help="One job for each of these values, and for each combination if repeated.",
+            help="Submit one job for each of these values; if repeated, one job for each combination.",
         ),
     ] = None,
     at_once: Annotated[
@@ -102,7 +102,7 @@ def submit(
         typer.Option(
             "--at-once",
             min=1,
-            help="Most jobs of a sweep that run at a time (default on local: 1).",
+            help="Maximum number of jobs of a sweep that run at the same time (default on local: 1).",
         ),
     ] = None,
     code_limit_mib: Annotated[
@@ -113,12 +113,12 @@ def submit(
         bool,
         typer.Option(
             "--dry-run",
-            help="Check the job with the target, and print its code and the manifests or script; submit nothing.",
+            help="Let the target check the job, and print the files of its code and its manifests or script; do not submit it.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Submit an experiment as a job. The same submission again finds its job, or starts it again if it is over."""
+    """Submit an experiment as a job. A repeated submission finds the same job, and starts it again if it is over."""
     from stoker.app.experiment import prepare_source
     from stoker.app.submission import JobRequest, prepare_job
     from stoker.jobs.job import Resources
@@ -175,10 +175,10 @@ def submit(
 
 
 def plausible_gib(memory_gib: float) -> float:
-    """Return an amount of memory.
+    """Return the value of --memory.
 
     Raises:
-        ConfigError: the number is not in the possible range.
+        ConfigError: the number is out of range.
     """
     if not MIN_GIB <= memory_gib <= MAX_GIB:  # false for NaN too
         raise ConfigError(

@@ -1,4 +1,4 @@
-"""`stoker submit --sweep`: sends one job for each combination of values, all at once."""
+"""`stoker submit --sweep`: submits one job for each combination of values."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ class SweepOrder:
     """Name of the target."""
 
     sweeps: Sequence[str]
-    """Each `dotted.key=value,value`."""
+    """Strings of the form `dotted.key=value,value`."""
 
     at_once: int | None
-    """Most jobs that run at a time; None: the target decides."""
+    """Maximum number of jobs that run at the same time; None: the target decides."""
 
     dry_run: bool
 
@@ -46,7 +46,7 @@ def submit_sweep(request: JobRequest, order: SweepOrder, *, as_json: bool) -> No
 
     if not order.sweeps:
         raise ConfigError(
-            "--at-once belongs to a sweep",
+            "--at-once needs --sweep",
             got=order.at_once,
             fix="E.g. --sweep train.epochs=3,5 --at-once 2.",
         )

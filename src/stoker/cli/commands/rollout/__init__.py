@@ -1,1 +1,1 @@
-"""Rollouts: operations, A/B tests, and the split of the traffic for other gateways."""
+"""`stoker rollout`: operations on rollouts, A/B tests, and export of the traffic split to gateways."""

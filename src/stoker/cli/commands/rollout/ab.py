@@ -1,4 +1,4 @@
-"""`stoker rollout ab|outcome|result`: compares several versions by the outcomes of their users."""
+"""`stoker rollout ab|outcome|result`: A/B tests, which compare versions by what their users did (outcomes)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ServerMemory = Annotated[
         "--server-memory",
         metavar="GIB",
         min=0.0,
-        help="Memory of a server, which must hold all versions. Default: this machine's, or its container's.",
+        help="Memory of a server, which must hold all versions. Default: the memory of this machine or container.",
     ),
 ]
 MODELS = Path("models")
@@ -54,48 +54,54 @@ def ab(
         typer.Option(
             "--arms",
             metavar="VERSION=PERCENT,...",
-            help="Two or more versions with their share of the users: 5=50,6=30,7=20.",
+            help="Two or more versions, each with its percentage of the users: 5=50,6=30,7=20.",
         ),
     ],
     key: Annotated[
         str,
         typer.Option(
             "--key",
-            help="Header, gRPC metadata key or cookie:NAME that names the user. Requests without it go to the "
-            "baseline and do not count.",
+            help="Header, gRPC metadata key or cookie:NAME that identifies the user. Requests without it go to "
+            "the baseline and are not counted.",
         ),
     ],
     models: Models = MODELS,
     baseline: Annotated[
         int | None,
-        typer.Option("--baseline", help="Arm to compare the others with. Default: the first."),
+        typer.Option(
+            "--baseline",
+            help="Version that the others are compared with. Default: the first in --arms.",
+        ),
     ] = None,
     metric: Annotated[
         str,
-        typer.Option("--metric", help="The value of a user: the first outcome, or the sum of all."),
+        typer.Option(
+            "--metric", help="Value of a user: first (the first outcome) or sum (of all outcomes)."
+        ),
     ] = "first",
     max_value: Annotated[
         float | None,
         typer.Option(
             "--max-value",
-            help="Largest accepted outcome, the smallest is 0. Default: any number; the result then needs 100 "
-            "outcomes that are not 0 in each arm instead of 50.",
+            help="Largest accepted outcome; the smallest is 0. Default: any number is accepted; the result then "
+            "needs 100 nonzero outcomes in each arm instead of 50.",
         ),
     ] = None,
     alpha: Annotated[
         float,
         typer.Option(
-            "--alpha", help="Probability that any interval ever misses the true difference."
+            "--alpha",
+            help="Probability that any of the reported intervals ever misses the true difference.",
         ),
     ] = 0.05,
     max_keys: Annotated[
         int, typer.Option("--max-keys", min=1, help="Maximum number of users that are recorded.")
     ] = 1_000_000,
     server_memory: ServerMemory = 0.0,
-    why: Annotated[str, typer.Option("--why", help="Reason, for the history.")] = "",
+    why: Annotated[str, typer.Option("--why", help="Reason to record in the history.")] = "",
     as_json: AsJson = False,
 ) -> None:
-    """Begin an A/B test: each user gets one of several versions, and stays with it.
+    """Begin an A/B test: each user is assigned to a version and keeps it.
 
     It ends with `stoker rollout promote --version N` or `stoker rollout rollback`.
     """
@@ -127,9 +133,9 @@ def ab(
 def outcome(
     model: Model,
     key: Annotated[
-        str, typer.Option("--key", help="The user: value of the test's header or cookie.")
+        str, typer.Option("--key", help="The user: the value of the test's header or cookie.")
     ],
-    value: Annotated[float, typer.Option("--value", help="1 or 0, or an amount.")],
+    value: Annotated[float, typer.Option("--value", help="Outcome: 1 or 0, or an amount.")],
     models: Models = MODELS,
 ) -> None:
     """Report the outcome of a user who took part in the model's A/B test."""
@@ -154,7 +160,7 @@ def result(model: Model, models: Models = MODELS, as_json: AsJson = False) -> No
 
 
 def summary(state: RolloutState) -> str:
-    """One line about a running test."""
+    """Return one line about a running test."""
     shares = ", ".join(f"version {version} {share:.4%}" for version, share in state.arms.items())
     return f"A/B test of {shares.replace('.0000', '')}; baseline version {state.baseline}"
 
@@ -168,7 +174,9 @@ def _lines(state: RolloutState, test: ABTestSettings, found: ABResult) -> list[s
     counts = "the sum of the outcomes" if test.metric == "sum" else "the first outcome"
     lines = [
         f"A/B test, rollout {state.rollout}, {when}; of each user {counts} counts",
-        _ROW.format("version", "weight", "users", "reported", "mean", "difference to the baseline"),
+        _ROW.format(
+            "version", "weight", "users", "reported", "mean", "difference from the baseline"
+        ),
     ]
     lines += [
         _ROW.format(

@@ -1,4 +1,4 @@
-"""`stoker rollout export`: writes the split for a gateway, KServe, Argo Rollouts, Flagger or TensorFlow Serving."""
+"""`stoker rollout export`: writes the traffic split for a gateway, KServe, Argo Rollouts, Flagger or TensorFlow Serving."""
 
 from __future__ import annotations
 
@@ -24,22 +24,29 @@ def export(
         Path, typer.Option("--models", help="The model repository: <model>/<version>/ folders.")
     ] = Path("models"),
     out: Annotated[
-        Path | None, typer.Option("--out", help="File to write, in one step. Default: stdout.")
+        Path | None,
+        typer.Option(
+            "--out",
+            help="File to write; readers see the old or the new content, never a part. Default: stdout.",
+        ),
     ] = None,
     backend: Annotated[
         list[str] | None,
         typer.Option(
             "--backend",
             metavar="VERSION=HOST:PORT",
-            help="Servers of a version. Default: the Service MODEL-vVERSION, port 8501.",
+            help="Address of a version's servers. Default: the Kubernetes Service MODEL-vVERSION, port 8501.",
         ),
     ] = None,
     gateway: Annotated[
         str | None,
-        typer.Option("--gateway", help="Gateway: NAME or NAMESPACE/NAME. Default: gateway."),
+        typer.Option(
+            "--gateway", help="Name of the Gateway: NAME or NAMESPACE/NAME. Default: gateway."
+        ),
     ] = None,
     hostname: Annotated[
-        str | None, typer.Option("--hostname", help="Only requests to this host. Default: all.")
+        str | None,
+        typer.Option("--hostname", help="Route only requests to this host. Default: all hosts."),
     ] = None,
     listen: Annotated[
         str | None,
@@ -47,7 +54,9 @@ def export(
     ] = None,
     routes: Annotated[
         Path | None,
-        typer.Option("--routes", help="File of --to envoy-routes, which Envoy then follows."),
+        typer.Option(
+            "--routes", help="File that --to envoy-routes writes; Envoy watches it for changes."
+        ),
     ] = None,
     kserve_mode: Annotated[
         KserveMode | None,
@@ -55,7 +64,9 @@ def export(
     ] = None,
     storage: Annotated[
         str | None,
-        typer.Option("--storage", help="KServe's storageUri, with {version} and {model} in it."),
+        typer.Option(
+            "--storage", help="KServe's storageUri, with {version} and {model} as placeholders."
+        ),
     ] = None,
     server: Annotated[
         str | None,
@@ -67,24 +78,31 @@ def export(
         str | None,
         typer.Option(
             "--base-path",
-            help="The model's folder as the server sees it. Default: as on this machine.",
+            help="Path of the model's folder on the server. Default: its path on this machine.",
         ),
     ] = None,
     config: Annotated[
         Path | None,
-        typer.Option("--config", help="The server's model_config_file; its other models are kept."),
+        typer.Option(
+            "--config",
+            help="The server's model_config_file: entries of other models are copied from it.",
+        ),
     ] = None,
     target: Annotated[
         str | None,
         typer.Option(
             "--target",
             metavar="HOST:PORT",
-            help="gRPC address of a server to which the configuration is sent at once. It then serves the models "
-            "of this configuration and no others. The token is read from STOKER_TOKEN.",
+            help="gRPC address of a server; the configuration is sent to it immediately. The server then serves "
+            "only the models of this configuration. The token is read from STOKER_TOKEN.",
         ),
     ] = None,
     timeout_s: Annotated[
-        float, typer.Option("--timeout-s", help="Longest load of a version by --target, seconds.")
+        float,
+        typer.Option(
+            "--timeout-s",
+            help="Maximum time that the server of --target may take to load the versions, seconds.",
+        ),
     ] = 300.0,
 ) -> None:
     """Write the current traffic split for another program."""

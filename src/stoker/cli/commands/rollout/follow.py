@@ -1,4 +1,4 @@
-"""`stoker rollout start` prints a rollout until it is over."""
+"""Follows a rollout for `stoker rollout start`: prints its changes until it is over."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
     from stoker.rollout.state.state import RolloutState
 
 FOLLOW_S = 1.0
-"""Interval in which a followed rollout is read, seconds; servers read it as often."""
+"""Interval between two reads of a followed rollout, seconds; servers use the same interval."""
 
 
 def follow(rollouts: ModelRollouts, began: RolloutState, *, target: str) -> None:
-    """Print each change of a rollout until it is over. Only servers change it: it goes on without this process.
+    """Print each change of a rollout until it is over. Servers advance the rollout, also without this process.
 
     Args:
-        rollouts: of the model.
-        began: the rollout's first state.
-        target: the model and its repository, as arguments of the commands.
+        rollouts: The model's rollouts.
+        began: The first state of the followed rollout.
+        target: The model and its repository, as command-line arguments.
 
     Raises:
         CheckFailed: the version was rolled back.
@@ -43,7 +43,10 @@ def follow(rollouts: ModelRollouts, began: RolloutState, *, target: str) -> None
             try:
                 now = _newest(rollouts, began.rollout) or now
                 can_read = True
-            except (UserError, OSError) as error:  # servers keep the last weights meanwhile
+            except (
+                UserError,
+                OSError,
+            ) as error:  # servers keep the last weights until they can read
                 if can_read:
                     typer.echo(f"the state cannot be read now: {error}", err=True)
                 can_read = False
@@ -59,7 +62,7 @@ def follow(rollouts: ModelRollouts, began: RolloutState, *, target: str) -> None
 
 
 def _newest(rollouts: ModelRollouts, rollout: int) -> RolloutState | None:
-    """The newest state of a rollout, also if another one has begun since; None: the model has no state."""
+    """Return the newest state of this rollout, even if another one has begun; None: the model has no state."""
     newest = rollouts.state()
     if newest is None or newest.rollout == rollout:
         return newest

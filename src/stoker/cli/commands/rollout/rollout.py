@@ -1,4 +1,4 @@
-"""`stoker rollout start|status|pause|resume|promote|rollback|history|ab|outcome|result`."""
+"""`stoker rollout`: moves the traffic of a model to another version, and runs A/B tests."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from stoker.rollout.operations import ModelRollouts
 
 app = typer.Typer(
-    help="Move traffic to a new version step by step, or back.",
+    help="Move traffic to a new version step by step, or roll back.",
     no_args_is_help=True,
 )
 app.command()(export)
@@ -30,7 +30,7 @@ Version = Annotated[int, typer.Argument(min=0, help="The version.")]
 Models = Annotated[
     Path, typer.Option("--models", help="The model repository: <model>/<version>/ folders.")
 ]
-Why = Annotated[str, typer.Option("--why", help="Reason, for the history.")]
+Why = Annotated[str, typer.Option("--why", help="Reason to record in the history.")]
 MODELS = Path("models")
 
 
@@ -44,56 +44,66 @@ def start(
         typer.Option(
             "--canary",
             metavar="STAGES",
-            help="Percentages of the traffic, each with its time if it is not --step-time: 1,10:20m,50,100. "
-            "pause waits for `stoker rollout resume`; header=NAME, first, takes requests with this header; "
-            "shadow or shadow=PERCENT, first, only copies requests and compares the answers.",
+            help="Percentages of the traffic, optionally with a time instead of --step-time: 1,10:20m,50,100. "
+            "The stage `pause` waits for `stoker rollout resume`. The first stage may be header=NAME, which takes "
+            "requests with this header, or shadow or shadow=PERCENT, which copies requests and compares the answers.",
         ),
     ] = "1,10,50,100",
     step_time: Annotated[
-        str, typer.Option("--step-time", help="Shortest time of a stage, e.g. 30s, 5m, 2h.")
+        str, typer.Option("--step-time", help="Minimum time of a stage, e.g. 30s, 5m, 2h.")
     ] = "5m",
     min_requests: Annotated[
         int,
-        typer.Option("--min-requests", min=0, help="Requests of the version before a stage ends."),
+        typer.Option(
+            "--min-requests",
+            min=0,
+            help="Minimum number of requests that the version answers before a stage ends.",
+        ),
     ] = 500,
     warm_up: Annotated[
-        str, typer.Option("--warm-up", help="Start of a stage, not counted in its time.")
+        str,
+        typer.Option(
+            "--warm-up",
+            help="Time at the start of a stage in which latency is not judged; added to the stage's time.",
+        ),
     ] = "30s",
     bake: Annotated[
-        str, typer.Option("--bake", help="Time after 100 % while the gates can still roll back.")
+        str,
+        typer.Option("--bake", help="Time after 100 % during which the gates can still roll back."),
     ] = "0s",
     key: Annotated[
         str,
         typer.Option(
             "--key",
-            help="Header, gRPC metadata key or cookie:NAME by which a user stays with a version. "
-            "Default: each request by itself.",
+            help="Header, gRPC metadata key or cookie:NAME that identifies a user, who then keeps a version. "
+            "Default: a version is chosen for each request.",
         ),
     ] = "",
     max_shift: Annotated[
         float,
         typer.Option(
-            "--max-shift", help="Largest accepted Kolmogorov distance of predictions, 0 to 1."
+            "--max-shift",
+            help="Largest accepted Kolmogorov distance between the versions' predictions, 0 to 1.",
         ),
     ] = 0.2,
     allowed_ratio: Annotated[
         float,
         typer.Option(
             "--allowed-ratio",
-            help="Bad or slow answers for each of the baseline that still count as not worse.",
+            help="Bad or slow answers per bad or slow answer of the baseline that still count as not worse.",
         ),
     ] = 1.25,
     shadow_tolerance: Annotated[
         float,
         typer.Option(
             "--shadow-tolerance",
-            help="Numbers of a shadow stage are equal up to this times the larger of 1 and the number.",
+            help="In a shadow stage, numbers are equal if they differ by at most this times the larger of 1 and the baseline's number.",
         ),
     ] = 1e-3,
     dry_run: Annotated[
         list[str] | None,
         typer.Option(
-            "--dry-run", metavar="GATE", help="Measure and show this gate without effect."
+            "--dry-run", metavar="GATE", help="Measure and show this gate, but do not act on it."
         ),
     ] = None,
     keep_previous: Annotated[
@@ -108,7 +118,7 @@ def start(
         typer.Option(
             "--server",
             metavar="URL",
-            help="REST address of a server that cannot write to the repository: its counts are fetched. Repeatable.",
+            help="REST address of a server that cannot write to the repository: its counts are fetched. May be repeated.",
         ),
     ] = None,
     gates: Annotated[
@@ -123,8 +133,8 @@ def start(
         typer.Option(
             "--webhook",
             metavar="[MOMENT,...=]URL",
-            help="URL that gets a POST before each stage, promotion and end, which waits for its 2xx, and after a rollback. "
-            "Default: all four.",
+            help="URL that gets a POST before each stage, before promotion and end, and after a rollback. The rollout waits "
+            "for an answer 2xx, except after a rollback. Default: all four moments.",
         ),
     ] = None,
     notify: Annotated[
@@ -132,23 +142,29 @@ def start(
         typer.Option(
             "--notify",
             metavar="URL",
-            help="Gets each change as a message in Slack's form. env:NAME: the server's variable.",
+            help="URL that gets each change as a message in Slack's format. env:NAME: read the URL from the server's environment.",
         ),
     ] = None,
     load_limit: Annotated[
         str,
-        typer.Option("--load-limit", help="A version that takes longer to load is rolled back."),
+        typer.Option(
+            "--load-limit", help="Roll back a version that takes longer than this to load."
+        ),
     ] = "10m",
     inconclusive_limit: Annotated[
         str,
-        typer.Option("--inconclusive-limit", help="A gate without an answer for this long pauses."),
+        typer.Option(
+            "--inconclusive-limit", help="Pause the rollout if a gate has no answer for this long."
+        ),
     ] = "5m",
     strict: Annotated[
-        bool, typer.Option("--strict", help="Roll back instead of pausing at that limit.")
+        bool, typer.Option("--strict", help="Roll back instead of pausing at --inconclusive-limit.")
     ] = False,
     baseline: Annotated[
         int | None,
-        typer.Option("--baseline", help="Version to compare with. Default: the one that serves."),
+        typer.Option(
+            "--baseline", help="Version to compare with. Default: the version that serves now."
+        ),
     ] = None,
     why: Why = "",
     detach: Annotated[
@@ -156,14 +172,14 @@ def start(
         typer.Option(
             "-d",
             "--detach",
-            help="Return after the start, without following it. Implied by --json.",
+            help="Start the rollout and return without following it. Implied by --json.",
         ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Move a model's traffic to a version step by step, and print each change until the end.
 
-    The servers do the work: it continues if this command ends.
+    The servers advance the rollout: it continues if this command ends.
     """
     from stoker.app.import_tensorflow import import_tensorflow
     from stoker.core.durations import seconds_of
@@ -210,7 +226,7 @@ def start(
 
 @app.command()
 def status(model: Model, models: Models = MODELS, as_json: AsJson = False) -> None:
-    """Show the stage, the traffic, and what each gate says."""
+    """Show the stage, the traffic, and each gate's verdict."""
     found = _open(models, model).status()
     if as_json:
         typer.echo(json.dumps(status_of(found), indent=2))
@@ -221,13 +237,13 @@ def status(model: Model, models: Models = MODELS, as_json: AsJson = False) -> No
 
 @app.command()
 def pause(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
-    """Keep the traffic as it is; gates still roll back."""
+    """Keep the current traffic split; gates still roll back."""
     show(_open(models, model).pause(why=why), as_json=as_json)
 
 
 @app.command()
 def resume(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
-    """Go on after a pause, or end a stage that waits for a person."""
+    """Continue after `stoker rollout pause`, or leave a stage `pause`."""
     show(_open(models, model).resume(why=why), as_json=as_json)
 
 
@@ -235,15 +251,17 @@ def resume(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson
 def promote(
     model: Model,
     models: Models = MODELS,
-    full: Annotated[bool, typer.Option("--full", help="Go to 100 % at once.")] = False,
+    full: Annotated[
+        bool, typer.Option("--full", help="Skip the remaining stages: go to 100 %.")
+    ] = False,
     version: Annotated[
         int | None,
-        typer.Option("--version", help="End an A/B test: this arm takes all traffic."),
+        typer.Option("--version", help="End an A/B test: this version takes all traffic."),
     ] = None,
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Go to the next stage now, whatever its time and requests; or end an A/B test."""
+    """Go to the next stage now, before its time or its requests are reached; or end an A/B test."""
     show(_open(models, model).promote(full=full, version=version, why=why), as_json=as_json)
 
 
@@ -253,12 +271,12 @@ def rollback(
     models: Models = MODELS,
     to: Annotated[
         int | None,
-        typer.Option("--to", help="Version that takes all traffic. Default: the baseline."),
+        typer.Option("--to", help="Version that gets all traffic. Default: the baseline."),
     ] = None,
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Take all traffic off the version at once, without stages."""
+    """Take all traffic from the version immediately, without stages."""
     show(_open(models, model).roll_back(to=to, why=why), as_json=as_json)
 
 
@@ -267,8 +285,8 @@ def history(model: Model, models: Models = MODELS, as_json: AsJson = False) -> N
     """List every change: when, what, who and why."""
     events = _open(models, model).history()
     if as_json:
-        told = [{**event.to_json(), "state": now.to_json()} for event, now in events]
-        typer.echo(json.dumps(told, indent=2))
+        changes = [{**event.to_json(), "state": now.to_json()} for event, now in events]
+        typer.echo(json.dumps(changes, indent=2))
         return
     for event, now in events:
         when = datetime.fromtimestamp(event.at_s, UTC).isoformat(timespec="seconds")

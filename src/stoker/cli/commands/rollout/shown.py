@@ -1,4 +1,4 @@
-"""How a rollout is printed."""
+"""Formats a rollout as text and as JSON."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def show(state: RolloutState, *, as_json: bool) -> None:
 
 
 def summary(state: RolloutState) -> str:
-    """One line: the version, its phase and its traffic."""
+    """Return one line with the version, its phase and its traffic."""
     if state.is_test:
         return ab_summary(state)
     return (
@@ -31,7 +31,7 @@ def summary(state: RolloutState) -> str:
 
 
 def status_of(found: Rollout) -> dict[str, Any]:
-    """A rollout as a JSON object."""
+    """Return a rollout as a JSON object."""
     return {
         **found.state.to_json(),
         "share": found.state.share,
@@ -49,7 +49,7 @@ def status_of(found: Rollout) -> dict[str, Any]:
 
 
 def lines_of(found: Rollout) -> list[str]:
-    """A rollout as text: its stage, its counts, and what each gate says."""
+    """Return a rollout as text: its stage, its counts, and each gate's verdict."""
     state = found.state
     if state.is_test:
         return [summary(state), "see `stoker rollout result`"]
@@ -67,7 +67,7 @@ def lines_of(found: Rollout) -> list[str]:
 
 
 def _stage_line(found: Rollout) -> str:
-    """The current stage, what the first one waits for, or the stage in which the rollout ended."""
+    """Return a line about the current stage, or about the stage in which the rollout ended."""
     from stoker.rollout.control.controller import MEASURED_REQUESTS
     from stoker.rollout.counts.counts import MEASURED, requests_of
     from stoker.rollout.state.state import Phase
@@ -86,7 +86,7 @@ def _stage_line(found: Rollout) -> str:
 
 
 def _smallest_fault(found: Rollout) -> list[str]:
-    """The smallest fault that would have been detected so far, and how soon a fault of 10 % would be."""
+    """Return the smallest share of bad answers that would have been detected so far, and the time to detect 10 %."""
     state, more = found.state, found.bad_answers_needed()
     counts = found.counts.get(state.stage, {}).get(state.candidate)
     took_s = time.time() - state.began_s
