@@ -2,7 +2,7 @@
 
 UserError              exit 2, HTTP 400: the rule; what was received; the next action
 |- ConfigError         stoker.yaml, --set, the user's module
-|- DataError           the user's data: names file, row and column
+|- DataError the user's data; the rule names file, row and column
 |- BusyError           another process uses what is needed
 CheckFailed            exit 3: a gate or a check failed
 Preempted              exit 75: the process got a signal to end, and has saved its state
@@ -26,7 +26,7 @@ EXIT_INTERRUPTED = 130
 
 
 class _Unset:
-    """Marks an argument that was not given, because None can be a received value."""
+    """Marks an argument that was not given: None cannot mark it, because None can be a received value."""
 
 
 _UNSET = _Unset()
@@ -55,7 +55,7 @@ class UserError(Exception):
         parts = [self.rule + "."]
         if not isinstance(self.got, _Unset):
             shown = _shown(self.got)
-            # The received value may be a whole sentence: another error's line.
+            # The received value may already end with a period: it can be the line of another error.
             parts.append(f"Received: {shown}" + ("" if shown.endswith(".") else "."))
         if self.fix:
             parts.append(self.fix)
@@ -84,19 +84,19 @@ class CheckFailed(UserError):
 
 
 class Preempted(UserError):
-    """The process got a signal to end (SIGTERM, Slurm's SIGUSR1); its state is saved for the next one."""
+    """The process got a signal to end (SIGTERM, Slurm's SIGUSR1); its state is saved for the next process."""
 
     exit_code = EXIT_PREEMPTED
 
 
 class Superseded(UserError):
-    """A later start of the same job has begun: this one must not write, and must not be started again."""
+    """A later start of the same job has begun: this process must not write, and must not be started again."""
 
     exit_code = EXIT_SUPERSEDED
 
 
 _SHOWN_CHARS = 200
-"""Most characters of a received value in an error."""
+"""Maximum number of characters of a received value that an error shows."""
 
 
 def _shown(value: object) -> str:
@@ -113,7 +113,7 @@ class Finding:
     """One result of a check of a run, a script or a machine."""
 
     kind: str
-    """Its name for programs, e.g. `retraces` or `xla_unused`."""
+    """Name of the kind of finding, for programs, e.g. `retraces` or `xla_unused`."""
 
     severity: Literal["error", "warning"]
     """An error ends the run or fails the check; a warning is logged."""
@@ -126,12 +126,12 @@ class Finding:
 
     @staticmethod
     def error(kind: str, message: str, fix: str) -> Finding:
-        """A finding that ends the run or fails the check."""
+        """Return a finding that ends the run or fails the check."""
         return Finding(kind=kind, severity="error", message=message, fix=fix)
 
     @staticmethod
     def warning(kind: str, message: str, fix: str) -> Finding:
-        """A finding that is logged."""
+        """Return a finding that is only logged."""
         return Finding(kind=kind, severity="warning", message=message, fix=fix)
 
     def line(self) -> str:

@@ -6,11 +6,11 @@ import difflib
 from collections.abc import Iterable
 
 _ABBREVIATION = 3
-"""Shortest beginning of a name that counts as an abbreviation: `acc` is `accuracy`, not `auc`."""
+"""Minimum length of a name's beginning that is accepted as an abbreviation: `acc` means `accuracy`, not `auc`."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The next action for an unknown name: the nearest known one, else all of them."""
+    """Return what to do about an unknown name: use the most similar known name, or one of all known names."""
     names = sorted(known)
     longer = [each for each in names if len(name) >= _ABBREVIATION and each.startswith(name)]
     close = longer if len(longer) == 1 else difflib.get_close_matches(name, names, n=1)

@@ -1,4 +1,4 @@
-"""Calls a function after a time limit, unless the limited block has ended before."""
+"""Calls a function after a time limit, unless the block has ended before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ def called_after(time_s: float, call: Callable[[], None]) -> Iterator[None]:
     """Call a function in a separate thread if the block takes longer.
 
     Args:
-        time_s: The time, seconds.
+        time_s: The time limit, seconds.
         call: The function.
     """
     timer = threading.Timer(max(time_s, 0.0), call)
