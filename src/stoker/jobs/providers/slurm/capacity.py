@@ -29,7 +29,7 @@ def require_capacity(job: Job, target: SlurmTarget, groups: Sequence[NodeGroup])
     if not chosen and target.partition is not None:
         known = sorted({group.partition for group in groups})
         raise ConfigError(
-            "partition must be one of the cluster's",
+            "partition must exist in the cluster",
             got=target.partition,
             fix=nearest(target.partition, known),
         )

@@ -31,7 +31,7 @@ _PROBLEMS = {
         "Slurm must accept this machine's credentials",
         "Munge may not run here; ask the cluster's administrators.",
     ),
-    "nvalid partition": ("partition must be one of the cluster's", "List them: sinfo --summarize."),
+    "nvalid partition": ("partition must exist in the cluster", "List them: sinfo --summarize."),
     "Invalid account": (
         "account and partition must be ones that you may use together",
         "List yours: sacctmgr show associations user=$USER.",
