@@ -201,7 +201,10 @@ def test_a_job_that_may_run_elsewhere_is_not_submitted_to_another_target(experim
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--on", "locla"], "--on must be the name of a target. Received: 'locla'. Did you mean 'local'?"),
+        (
+            ["--on", "locla"],
+            "--on must be the name of a target. Received: 'locla'. Did you mean 'local'?",
+        ),
         (["--on", "local", "--workers", "0"], "--workers must be from 1 to 1024"),
         (["--on", "local", "--gpus", "8000"], "--gpus must be small enough"),
         (["--on", "local", "--cpus", "9000"], "--cpus must be small enough"),
