@@ -46,7 +46,7 @@ MIN_FREE_BYTES = 256 << 20
 """With less free space on the disk, no cache is used: TensorFlow fails a step whose program it cannot write."""
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-"""A file system in memory, which Linux has."""
+"""Folder that Linux keeps in memory."""
 
 LOCK_S = 10.0
 """Maximum wait for another process that uses the store, seconds; then this process runs without a cache."""

@@ -163,7 +163,7 @@ def parse_tf_config(text: str) -> ClusterSpec:
             roles are chief, worker, ps and evaluator; other keys are ignored.
 
     Raises:
-        ConfigError: it is invalid.
+        ConfigError: the text is not a valid `TF_CONFIG`.
     """
     try:
         raw = json.loads(text)

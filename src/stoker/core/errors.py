@@ -2,7 +2,7 @@
 
 UserError              exit 2, HTTP 400: the rule; what was received; the next action
 |- ConfigError         stoker.yaml, --set, the user's module
-|- DataError the user's data; the rule names file, row and column
+|- DataError           the user's data; the rule names file, row and column
 |- BusyError           another process uses what is needed
 CheckFailed            exit 3: a gate or a check failed
 Preempted              exit 75: the process got a signal to end, and has saved its state

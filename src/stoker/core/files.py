@@ -174,7 +174,7 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def alone(lock: Path, *, give_up_s: float | None = None) -> Iterator[None]:
-    """Hold a lock file inside the block, once no other process holds it; the kernel frees it when its owner dies.
+    """Wait for a lock file, and hold it inside the block; the kernel frees it if the process dies.
 
     Args:
         lock: The file.

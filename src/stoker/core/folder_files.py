@@ -3,9 +3,9 @@
 A listed folder is an input of the run: the names in it, except names that the run creates. In a folder from which the
 run reads data, a new name belongs to the run only if this process has provably created it.
 
-Python's audit hook reports listings by Python code, and which line lists. inotify reports all other listings, but not
-who lists. A folder that only inotify has reported is an input if a file in it was read, too, and if it holds no Python
-module: Python's imports also list folders.
+Python's audit hook reports listings by Python code, with the line of code. inotify reports all other listings, but not
+which process made them. A folder that only inotify has reported is an input if a file in it was read, too, and if it
+holds no Python module: Python's imports also list folders.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ memory."""
 
 
 class Ignored:
-    """Decides which files in a user's folder are neither code nor data, also by the patterns in `.stokerignore`."""
+    """Decides which files in a user's folder are neither code nor data; `.stokerignore` may name more of them."""
 
     def __init__(self, folder: Path, *, also: Iterable[str] = ()) -> None:
         """Args: folder: The user's folder; also: more patterns, in the form of `.stokerignore`."""

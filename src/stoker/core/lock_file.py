@@ -75,9 +75,8 @@ def _is_at(stream: IO[str], lock: Path) -> bool:
 
 
 def _write_owner(stream: IO[str]) -> None:
-    with contextlib.suppress(
-        OSError
-    ):  # on a full disk the lock still works, without the name of its holder
+    # On a full disk the lock still works, without the name of its holder.
+    with contextlib.suppress(OSError):
         os.ftruncate(stream.fileno(), 0)
         os.write(stream.fileno(), f"{owner_line()}\n".encode())
 

@@ -180,7 +180,7 @@ class _Walk:
             self.cannot_follow(module)
 
     def cannot_follow(self, module: str) -> None:
-        """Handle code of which the source does not show what it uses.
+        """Handle code that may use other code which the source does not name.
 
         Args:
             module: The module that contains the code.

@@ -233,7 +233,7 @@ def _kerass_sentence(error: BaseException) -> str:
 
 
 def advice_for(error: BaseException) -> str:
-    """Return advice if ordinary Python code failed because TensorFlow traces it; else ""."""
+    """Return advice for Python code that fails only because TensorFlow traces it; "" for other errors."""
     text = f"{type(error).__name__}: {error}"
     if "numpy() is only available" in text or re.search(r"has no attribute 'numpy'", text):
         return (

@@ -266,11 +266,11 @@ def read_model(folder: Path, *, version: int | None) -> tuple[str, int, Path]:
         version: The version; None for the newest.
 
     Returns:
-        Its name, version and folder.
+        The model's name, and the version with its folder.
 
     Raises:
         ConfigError: the version does not exist.
-        DataError: it is damaged.
+        DataError: the version is damaged.
     """
     from stoker.registry.repository import checked_name, verify, version_folders
 

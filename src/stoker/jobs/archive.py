@@ -3,7 +3,7 @@
 code.tar.gz
   files.json         name -> SHA-256 of every file below
   experiment/        the experiment's folder
-  packages/ the user's own modules outside that folder, for `PYTHONPATH`
+  packages/          the user's own modules outside that folder, for `PYTHONPATH`
 """
 
 from __future__ import annotations

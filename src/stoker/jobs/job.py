@@ -5,8 +5,8 @@ The job's folder is on a file system that the submitting machine and all tasks s
     RUNS/.jobs/ID/
       job.json          this description, written once, before the submission
       code.tar.gz       the experiment's code as it was submitted (`archive`)
-      incarnations/N an empty file for each start of the job; only one start can create it
-      logs/ task-RANK.log, older parts of it (task-RANK.log.1, ...), and the scheduler's own output
+      incarnations/N    an empty file for each start of the job; only one start can create it
+      logs/             task-RANK.log, older parts of it (task-RANK.log.1, ...), and the scheduler's own output
       submitted.json    the scheduler's ID of the job, as soon as it is known
 
 A job's ID is computed from what is submitted, so a repeated submission is the same job.

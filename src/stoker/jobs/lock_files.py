@@ -12,6 +12,6 @@ LOCKS = ("requirements.lock", PROJECT_LOCK, "requirements.txt")
 
 
 def find_lock(folder: Path) -> Path | None:
-    """Return the lock file of a folder, or of the nearest folder above it in its repository; None without any."""
+    """Return the lock file of a folder, or of the nearest folder above it in its repository; None if none has one."""
     paths = (each / name for each in up_to_repository(folder) for name in LOCKS)
     return next((path for path in paths if path.is_file()), None)

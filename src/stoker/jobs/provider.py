@@ -110,7 +110,7 @@ class Provider(Protocol):
         """Return the state of one job."""
 
     def jobs(self) -> Sequence[JobState]:
-        """Return the user's jobs that Stoker has submitted here, the newest first."""
+        """Return the user's jobs that Stoker has submitted to this target, newest first."""
 
     def stop(self, job_id: str) -> None:
         """End the job, after its tasks have saved; do nothing if the job is over."""

@@ -2,7 +2,7 @@
 
     RUNS/.jobs/NAME-sweep-HASH/
       sweep.json        this description
-      code.tar.gz the code of all jobs; the folders of the jobs have links to it
+      code.tar.gz       the code of all jobs; the folders of the jobs have links to it
       0, 1, ...         links to the folders of the jobs
 
 Each element is a normal job. Its ID, folder, run, logs and starts are the same as if it were submitted alone.
@@ -124,10 +124,8 @@ def sweeps(runs: Iterable[Path] = ()) -> dict[str, Sweep]:
     for place in folders_with(FILE, runs):
         try:
             found[place.name] = read_sweep(place)
-        except (
-            ConfigError,
-            OSError,
-        ):  # the sweep is another user's or damaged: its jobs are listed without it
+        except (ConfigError, OSError):
+            # The sweep is another user's or damaged: its jobs are listed without it.
             continue
     return found
 

@@ -45,7 +45,7 @@ class GpuProcess:
     """Process ID in this process's namespace; for a process in another container the ID may be unknown here."""
 
     name: str
-    """Name of its program; empty if the name cannot be read."""
+    """Name of the process's program; empty if the name cannot be read."""
 
     memory_bytes: int | None
     """GPU memory that the process holds, bytes; None if the driver does not report it."""

@@ -118,7 +118,8 @@ SETTLE_S = 0.5
 is killed, its peers fail, too."""
 
 FAILURE_GRACE_S = 3.0
-"""After a worker has failed, the other workers get this many seconds to end. They cannot continue without it."""
+"""After a worker has failed, the other workers get this many seconds to end. They cannot continue without the failed
+one."""
 
 STACKS_S = 2.0
 """A worker that hangs gets this many seconds to write the stacks of its threads."""

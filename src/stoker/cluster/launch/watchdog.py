@@ -12,7 +12,7 @@ PATIENCE = 10
 compilation take minutes, even if a step takes milliseconds."""
 
 START_SILENT_S = 60.0
-"""Minimum of the limit without a heartbeat in the phase `start`, seconds: loading a library blocks a worker's
+"""In the phase `start`, a worker may send no heartbeat for at least this many seconds: loading a library blocks its
 threads."""
 
 SILENT_S = 5 * EVERY_S

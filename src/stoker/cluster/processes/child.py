@@ -61,9 +61,9 @@ class ProcessOptions:
 class Child:
     """A child process, its session and its process group, which all have the same number.
 
-    An ended child keeps its number until it is reaped, so a signal never reaches a process of
-    another user: `code` kills the rest of the group before it reaps the child, and no signal is
-    sent to a child that is reaped. All methods may be called from any thread.
+    The kernel does not reuse the number of an ended child until the child is reaped. `code` kills the rest of the
+    group before it reaps the child, and no signal is sent to a reaped child. So a signal never reaches another process
+    that gets the same number. All methods may be called from any thread.
     """
 
     def __init__(

@@ -110,9 +110,8 @@ class Cluster:
     def all_with_version(self, path: str, **query: str) -> tuple[list[dict[str, Any]], str]:
         """Return all objects of a list, and the list's version, from which a watch can continue."""
         for _ in range(TRIED - 1):
-            with contextlib.suppress(
-                Gone
-            ):  # the cluster no longer has the version to which the next page belongs
+            # `Gone`: the cluster no longer has the version to which the next page belongs.
+            with contextlib.suppress(Gone):
                 return self._pages(path, query, size=PAGE)
         return self._pages(path, query, size=0)
 
@@ -236,9 +235,7 @@ class Cluster:
             )
             if last or not again:
                 raise self._problem(response, method, path)
-            time.sleep(
-                _pause_s(response.headers.get("Retry-After"), attempt)
-            )  # the server may set the pause
+            time.sleep(_pause_s(response.headers.get("Retry-After"), attempt))  # set by the server
 
     def _send(
         self,
@@ -281,9 +278,8 @@ class Cluster:
                 fix="Get a new kubeconfig for the cluster.",
             )
         host = self._api.configuration.host
-        if (
-            type(reason) is urllib3.exceptions.ConnectTimeoutError
-        ):  # not a refused connection, which is a subclass
+        # Do not use isinstance(): the error of a refused connection is a subclass.
+        if type(reason) is urllib3.exceptions.ConnectTimeoutError:
             text = f"{host} accepts no connection within {CONNECT_S:g} s"
         if isinstance(reason, urllib3.exceptions.ReadTimeoutError):
             text = f"{host} accepts connections and sends no whole answer within {read_s or READ_S:g} s"

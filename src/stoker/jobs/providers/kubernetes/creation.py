@@ -56,9 +56,8 @@ def create(
     except AnswerLost:
         raise
     except UserError:
-        with contextlib.suppress(
-            UserError
-        ):  # the first error is raised, even if the removal fails, too
+        # Raise the first error, even if the removal fails, too.
+        with contextlib.suppress(UserError):
             remove(cluster, workload, longest_s=GONE_S)
         raise
 
@@ -83,9 +82,8 @@ def remove(cluster: Cluster, workload: dict[str, Any], *, longest_s: float) -> N
         UserError: the deletion takes longer.
     """
     path = cluster.path_of(workload, name=workload["metadata"]["name"])
-    with contextlib.suppress(
-        Conflict
-    ):  # the object with this name is another one, so the workload is gone
+    # The object with this name is another one, so the workload is gone.
+    with contextlib.suppress(Conflict):
         cluster.delete(path, uid=workload["metadata"]["uid"])
     _wait_until_gone(cluster, workload, longest_s=longest_s)
 
@@ -100,9 +98,8 @@ def _workload(
         if found is None:
             try:
                 return _typed(cluster.create(path, wanted), wanted)
-            except (
-                Conflict
-            ):  # the object exists: an answer was lost, or another submission has just created it
+            except Conflict:
+                # The object exists: an answer was lost, or another submission has just created it.
                 continue
         _require_same(found, job)
         found = _typed(found, wanted)

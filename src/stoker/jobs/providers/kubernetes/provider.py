@@ -165,7 +165,7 @@ class KubernetesProvider:
             (place / STOP).touch()
         except PermissionError:
             raise UserError(
-                f"only the owner of job {job_id} can stop it", fix="Ask its owner to stop it."
+                f"only the owner of job {job_id} can stop it", fix="Ask the owner to stop it."
             ) from None
         try:
             longest_s = self.settings.grace_s + STOP_MARGIN_S

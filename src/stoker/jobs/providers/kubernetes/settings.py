@@ -26,7 +26,7 @@ MIN, MAX = 0.001, 1_000_000
 limit."""
 
 LONGEST_S = 366 * 86400
-"""Maximum of the other times; a longer time is certainly a typo."""
+"""Maximum of `start_s` and `keep_s`; a longer time is certainly a typo."""
 
 MAX_ID = 2**31 - 1
 """Maximum number of a user or a group."""

@@ -51,7 +51,7 @@ class Seen:
 
     @property
     def is_suspended(self) -> bool:
-        """Whether the job may have no pods: it waits in its queue, or its submission is incomplete."""
+        """Whether the job is suspended, so it has no pods: it waits in its queue, or is not completely submitted."""
         spec = self.workload.get("spec") or {}
         return bool((spec.get("runPolicy") or {} if self.kind == "tfjob" else spec).get("suspend"))
 

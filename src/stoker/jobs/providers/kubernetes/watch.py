@@ -46,9 +46,7 @@ def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]
         except Gone:
             continue
         except AnswerLost:
-            time.sleep(
-                AGAIN_S
-            )  # more frequent requests would not help a server that restarts or is overloaded
+            time.sleep(AGAIN_S)  # more frequent requests would not help an overloaded server
 
 
 def _changed(line: str) -> tuple[str, dict[str, Any]]:

@@ -181,13 +181,11 @@ class LocalProvider:
             return
         except PermissionError:
             raise UserError(
-                f"only the owner of job {job_id} can stop it", fix="Ask its owner to stop it."
+                f"only the owner of job {job_id} can stop it", fix="Ask the owner to stop it."
             ) from None
         end_s = time.monotonic() + self.settings.grace_s + END_S
         while record.supervisor.lives and time.monotonic() < end_s:
-            time.sleep(
-                POLL_S
-            )  # the supervisor is not a child of this process, so only polling works
+            time.sleep(POLL_S)  # only a parent process can wait for the supervisor's end
         if record.supervisor.lives:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.supervisor.pid, signal.SIGKILL)

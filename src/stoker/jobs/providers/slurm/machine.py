@@ -145,7 +145,7 @@ class Here:
             (place / name).touch()
         except PermissionError:
             raise UserError(
-                f"only the owner of job {job.id} can stop it", fix="Ask its owner to stop it."
+                f"only the owner of job {job.id} can stop it", fix="Ask the owner to stop it."
             ) from None
 
     def fetch(self, job: Job, place: Path) -> None:

@@ -232,13 +232,11 @@ def _step_options(job: Job, target: SlurmTarget) -> list[str]:
     needs = job.resources
     options = ["--ntasks-per-node=1"] if needs.min_workers else []
     if needs.cpus:
-        options.append(
-            f"--cpus-per-task={needs.cpus}"
-        )  # srun does not take this option from the job
+        # `srun` does not take this option from the job.
+        options.append(f"--cpus-per-task={needs.cpus}")
     if needs.gpus and target.gpus_by == "gres" and workers_per_node(job, target) > 1:
-        options.append(
-            f"--gpu-bind=per_task:{needs.gpus}"
-        )  # otherwise each worker sees all GPUs of its machine
+        # Otherwise each worker sees all GPUs of its machine.
+        options.append(f"--gpu-bind=per_task:{needs.gpus}")
     if target.container is not None and target.container.runtime == "pyxis":
         options.extend(target.container.options((job.folder, job.runs), gpus=needs.gpus > 0))
     return options

@@ -62,9 +62,8 @@ def is_of_array(number: str) -> bool:
 def is_of(queued: QueuedJob, job_id: str) -> bool:
     """Whether a job in Slurm is this job. Its number is not enough: after a loss of state, Slurm starts again at 1."""
     named = job_id_of(queued.comment)
-    return named == job_id or (
-        named is not None and is_of_array(queued.id)
-    )  # a task has the comment of its sweep
+    # A task has the comment of its sweep.
+    return named == job_id or (named is not None and is_of_array(queued.id))
 
 
 def is_over(state: str) -> bool:

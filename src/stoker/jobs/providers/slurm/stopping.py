@@ -43,7 +43,8 @@ def end(slurm: Slurm, numbers: Sequence[str], *, are_whole: bool, most_s: float)
     Args:
         slurm: Slurm's programs.
         numbers: The numbers of the jobs in Slurm.
-        are_whole: Whether the jobs are all unfinished jobs of their arrays.
+        are_whole: Whether these are all unfinished jobs of their arrays, so that a whole array can be canceled with
+            one call.
         most_s: Maximum wait for the workers, seconds.
     """
     if is_of_array(numbers[0]) and not are_whole:

@@ -177,9 +177,8 @@ class _Task:
             if requests:
                 process.send_signal(signal.SIGUSR1)
             code = self._wait(process, start.number, ask)
-        if (
-            requests and code == -signal.SIGUSR1
-        ):  # the task had no handler yet, so there was nothing to save
+        # The task had no handler yet, so there was nothing to save.
+        if requests and code == -signal.SIGUSR1:
             return EXIT_PREEMPTED
         return code
 

@@ -1,6 +1,6 @@
 """Decides how many workers a start of an elastic job has: a queue may admit fewer pods, and does not tell the pods.
 
-    incarnations/N.pods/size number of workers of the start, and number of pods that had joined
+    incarnations/N.pods/size    number of workers of the start, and number of pods that had joined
 
 The pod of rank 0 writes this file when all pods have joined, or when no pod has joined for a while. A pod that comes
 later begins the next start.

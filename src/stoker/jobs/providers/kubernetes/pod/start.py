@@ -3,10 +3,10 @@
 A scheduler that starts all tasks together allocates a number for the start (`stoker job-start`). But a Kubernetes
 cluster replaces single pods, so here each pod claims its rank in the newest start:
 
-    incarnations/N              the start exists
-    incarnations/N.pods/RANK UID of the pod that has this rank in start N; only one pod can create the file
-    incarnations/N.pods/RANK.exit exit code of that pod's command
-    incarnations/N.pods/given-up a pod has waited too long for the other pods: the start never begins
+    incarnations/N                  the start exists
+    incarnations/N.pods/RANK        UID of the pod that has this rank in start N; only one pod can create the file
+    incarnations/N.pods/RANK.exit   exit code of that pod's command
+    incarnations/N.pods/given-up   a pod has waited too long for the other pods: the start never begins
 
 A pod whose rank is already claimed is a replacement: it begins the next start. All other pods of the old start notice
 that (`Superseded`) and end. They are replaced, too, and the new pods claim their ranks in the new start.

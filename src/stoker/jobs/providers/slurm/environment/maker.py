@@ -56,7 +56,7 @@ def require_maker(python: str, target: SlurmTarget, machine: Machine) -> None:
     Args:
         python: The job's `interpreter`.
         target: The settings of the target.
-        machine: The machine that makes it.
+        machine: The machine that makes the environment.
 
     Raises:
         UserError: uv is missing.
@@ -85,7 +85,7 @@ def make_environment(place: Path, python: str, target: SlurmTarget, machine: Mac
         place: The job's folder on the cluster, which has the `environment_files`.
         python: The job's `interpreter`.
         target: The settings of the target.
-        machine: The machine that makes it.
+        machine: The machine that makes the environment.
 
     Raises:
         UserError: the packages of the lock file cannot be installed, or uv is missing.
