@@ -39,7 +39,7 @@ SHOWN = 10
 """Maximum number of ranks that an error names."""
 
 _SIOCGIFADDR = 0x8915
-"""Number of the system call (ioctl) that returns the IPv4 address of an interface. Source: netdevice(7)."""
+"""Number of the ioctl request that returns the IPv4 address of an interface. Source: netdevice(7)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -343,7 +343,7 @@ def _looks_whole(path: Path, record: Mapping[str, Any]) -> bool:
 
 
 def _shrink(root: Path, most_bytes: int) -> None:
-    """Remove the least recently used files of all keys, until the limit of size holds."""
+    """Remove the least recently used files of all keys, until their total size is within the limit."""
     homes = [path.parent for path in root.glob("*/manifest.json")]
     manifests = {home: _manifest(home) for home in homes}
     files = sorted(

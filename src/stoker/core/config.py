@@ -41,7 +41,7 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """Reads some things as YAML 1.2 and not as PyYAML: a repeated key in a mapping is an error, and 20:30 is text."""
+    """Follows YAML 1.2 where PyYAML does not: a repeated key in a mapping is an error, and 20:30 is text."""
 
     _values = _levels = 0
 
@@ -422,7 +422,7 @@ def _convert_scalar(hint: Any, value: object, where: str) -> Any:
 
 
 def _in_quotes(hints: Sequence[Any], value: object) -> str:
-    """Return what to do if YAML read a value as another type than text, e.g. `no`, `on`, `12` or `2026-01-31`."""
+    """Return what to do if YAML read a text as another type, e.g. `no`, `on`, `12` or `2026-01-31`."""
     is_other = isinstance(value, bool | int | float | dt.date)
     return "Write it in quotes if it is text." if str in hints and is_other else ""
 

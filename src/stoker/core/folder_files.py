@@ -386,7 +386,7 @@ class Listings:
         return _add(self._own if by_run else self._appeared, name)
 
     def _counts(self, name: str) -> bool:
-        """Whether a listed folder is an input: its first names are known, and the run created few names in it."""
+        """Whether a listed folder is an input: its names at the start are known, and the run added few names."""
         most = max(
             len(self._own.get(name, ())),
             0 if name in self._with_reads else len(self._appeared.get(name, ())),

@@ -150,7 +150,7 @@ _STOKER = Path(__file__).resolve().parents[1]
 _INSTALLED = tuple(
     Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")
 )
-"""Folders of the standard library and of installed packages."""
+"""Folders with the standard library and with installed packages."""
 
 _IN_TRACEBACK = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\w+))?')
 

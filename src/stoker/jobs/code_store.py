@@ -80,7 +80,7 @@ def _key(folder: str, digest: str) -> str:
 
 @contextmanager
 def _words_of_code() -> Iterator[None]:
-    """Replace the setting `data.source` in the store's errors by the setting `code`, which the user has set."""
+    """Replace the name of the setting `data.source` by `code` in errors of the store."""
     try:
         yield
     except UserError as error:

@@ -169,7 +169,7 @@ class StopsMany(Protocol):
 
 @runtime_checkable
 class Remote(Protocol):
-    """A provider of machines that users do not see: it also returns events, and logs that the target keeps."""
+    """A provider whose machines users cannot access: it also returns events, and logs that the target keeps."""
 
     def events(self, job_id: str) -> Sequence[JobEvent]:
         """Return the events of the job, oldest first."""

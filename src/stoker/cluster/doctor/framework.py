@@ -112,7 +112,7 @@ class Package:
 
     name: str
     wanted: str
-    """Versions that TensorFlow requires, as in a requirement."""
+    """Versions that TensorFlow requires, e.g. `<13.0,>=12.5`."""
 
     installed: str | None
     fits: bool

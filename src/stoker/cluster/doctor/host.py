@@ -13,8 +13,8 @@ from pathlib import Path
 from stoker.cluster.limits import memory_limit
 
 DISK_BYTES = 128 << 20
-"""Number of bytes that are written and read to measure a disk: more than its cache holds, but it takes less than a
-second."""
+"""Number of bytes that are written and read to measure a disk: more than the disk's cache holds, but few enough to
+take less than a second."""
 
 NVIDIA_VENDOR = "0x10de"
 """NVIDIA's vendor ID on the PCI bus."""

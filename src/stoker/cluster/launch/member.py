@@ -160,7 +160,7 @@ class Member:
         self.child.send(signal.SIGCONT)
 
     def let_go(self) -> None:
-        """Tell the process, which waits for that, that the work of all members is done."""
+        """Tell the process that the work of all members is done; until then it waits."""
         with contextlib.suppress(OSError):
             self.beats.shutdown(socket.SHUT_WR)
 

@@ -135,7 +135,7 @@ def _listed(observer: Observer, full: str) -> None:
 
 
 _IMPORTLIB = "importlib"
-"""Part of the file names under which Python's own import system appears on the stack."""
+"""Text that the file names of Python's own import system contain."""
 
 
 def _opened(observer: Observer, full: str, *, writes: bool) -> None:

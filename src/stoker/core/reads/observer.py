@@ -252,7 +252,7 @@ class Observer:
             return new
 
     def written(self, path: Path) -> None:
-        """Record a write: the file is now a file of the run and no input, even if it was read before."""
+        """Record a write: the file is now an output of the run and not an input, even if it was read before."""
         with self._lock:
             name = self._name_of(path)
             if name is not None:

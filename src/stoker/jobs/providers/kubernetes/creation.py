@@ -20,7 +20,7 @@ from stoker.jobs.providers.kubernetes.problems import REPEAT, AnswerLost, Confli
 from stoker.jobs.providers.kubernetes.state import Seen
 
 GONE_S = 60.0
-"""Maximum time for the removal of objects, seconds, besides the time in which pods save."""
+"""Maximum time for the removal of objects, seconds, in addition to the time that pods need to save."""
 
 POLL_S = 0.5
 """Pause between two checks whether objects are removed, seconds."""

@@ -36,8 +36,8 @@ QUEUE = "kueue.x-k8s.io/queue-name"
 
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 EQUAL_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
-"""Annotations that Kueue reads: the minimum number of pods with which it may admit a Job; and that it must then also
-reduce `completions`.
+"""Annotations that Kueue reads. The first is the minimum number of pods with which it may admit a Job. The second
+makes it reduce `completions` to the admitted number.
 Source: Kueue, site/content/en/docs/reference/labels-and-annotations.md."""
 
 REPLICATED = "worker"

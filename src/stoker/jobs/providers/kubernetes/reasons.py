@@ -119,7 +119,7 @@ def disruption_reason(pods: Iterable[Object]) -> str:
 
 
 def event_reason(events: Sequence[Object]) -> str:
-    """Return why the cluster does not create pods, or restarts them: the newest event that gives a reason."""
+    """Return why the cluster cannot create pods, or has restarted them: the newest event with a reason."""
     for event in reversed(events):
         reason, message = str(event.get("reason", "")), str(event.get("message", ""))
         if reason in _REFUSED:

@@ -37,7 +37,7 @@ from stoker.jobs.providers.local.workers import next_incarnation, worker_command
 LOG = "supervisor.log"
 
 MIN_START_S = 1.0
-"""Minimum time between a start and the request to save before its time limit, seconds."""
+"""Workers run for at least this many seconds before they must save because of the time limit."""
 
 
 class Supervisor:

@@ -88,7 +88,7 @@ WATCH_S = 1.0
 """Interval between two checks whether another pod has ended, seconds."""
 
 MIN_START_S = 1.0
-"""Minimum time between a start and the request to save before its time limit, seconds."""
+"""A task runs for at least this many seconds before it must save because of the time limit."""
 
 CODE_VARIABLE = "STOKER_KUBERNETES_CODE"
 """Environment variable with the path of the mounted ConfigMap, for a cluster that cannot mount it at /stoker/code."""
