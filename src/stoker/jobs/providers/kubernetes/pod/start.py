@@ -159,7 +159,7 @@ def another_counts(member: Member, number: int, *, longest_s: float) -> bool:
 
     The other pod may have been killed: then it has recorded no exit code, and its replacement begins the next start.
     Or several pods failed: then only the pod with the lowest rank is counted, so that pods that fail together are
-    counted once. A pod that has saved is no sign: it may have saved because of this failure.
+    counted once. A pod that has saved is not a sign: it may have saved because of this failure.
     """
     until_s = time.monotonic() + longest_s
     while True:
