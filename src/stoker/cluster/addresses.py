@@ -1,7 +1,7 @@
-"""The addresses of a job's tasks, agreed on by files in a folder that all of them see.
+"""The tasks of a job exchange their addresses through files in a shared folder.
 
-Each task holds a free port of its own, and writes `ADDRESS:PORT` and the name of its machine into a
-file. A port that the launcher would choose for all tasks may be taken on one of the machines.
+Each task reserves a free port, and writes `ADDRESS:PORT` and the name of its machine into a file. The launcher does
+not choose one port for all tasks, because that port may be in use on one of the machines.
 """
 
 from __future__ import annotations
@@ -26,19 +26,20 @@ INTERFACE = "STOKER_NETWORK_INTERFACE"
 """Environment variable: the network interface whose address the other tasks use, e.g. `ib0`."""
 
 LONGEST_S = 600.0
-"""Longest time that a task waits for the others, seconds."""
+"""Maximum time that a task waits for the other tasks, seconds."""
 
 POLL_S = 0.2
 """Poll interval in seconds: a shared file system sends no notification of a remote change."""
 
 TRIED = 3
-"""Most machines of the job that are looked up to find this machine's address: a name server may take seconds for each."""
+"""Maximum number of the job's machines that are looked up in order to find this machine's own address: a name server
+may take seconds for each."""
 
 SHOWN = 10
-"""Most ranks that an error names."""
+"""Maximum number of ranks that an error names."""
 
 _SIOCGIFADDR = 0x8915
-"""Returns the IPv4 address of an interface. Source: netdevice(7)."""
+"""Number of the ioctl request that returns the IPv4 address of an interface. Source: netdevice(7)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,13 +47,13 @@ class Announcement:
     """What one task announces to the others."""
 
     address: str
-    """Its IPv4 address."""
+    """IPv4 address of the task."""
 
     port: int
-    """Its reserved port."""
+    """Port that the task has reserved."""
 
     machine: str
-    """Identifies the machine, or the pod: only processes with equal values reach each other by 127.0.0.1."""
+    """Identifies the machine or the pod: processes reach each other at 127.0.0.1 only if their values are equal."""
 
 
 class TasksMissing(UserError):
@@ -64,8 +65,8 @@ class TasksMissing(UserError):
 def own_address(place: Place, environ: Mapping[str, str]) -> str:
     """Return the address at which other machines reach this one; 127.0.0.1 if it has none.
 
-    `STOKER_NETWORK_INTERFACE` chooses it; otherwise it is the one from which this machine would call another
-    machine of the job, or the one of its own name.
+    If `STOKER_NETWORK_INTERFACE` is set, return the address of that interface. Otherwise return the address from which
+    this machine would connect to another machine of the job, or else the address of this machine's name.
 
     Raises:
         ConfigError: the interface does not exist, or has no address.
@@ -84,8 +85,8 @@ def own_address(place: Place, environ: Mapping[str, str]) -> str:
 
 
 def machine_name() -> str:
-    """Return an identifier of this machine: its name, and the start of its kernel."""
-    # Pods on one machine share the kernel, but have different names.
+    """Return an identifier of this machine: its name, and the ID of its kernel's start (boot)."""
+    # Pods on the same machine share the kernel, but have different names.
     boot = Path("/proc/sys/kernel/random/boot_id")
     started = boot.read_text().strip() if boot.exists() else ""
     return f"{socket.gethostname()}/{started}"
@@ -95,7 +96,7 @@ def announce(folder: Path, place: Place, own: Announcement) -> None:
     """Write the address of this task into a file that other tasks read.
 
     Raises:
-        ConfigError: another process has the same rank in the same start.
+        ConfigError: another process has announced the same rank in the same start of the job.
         UserError: the folder cannot be written, or the job's folder is gone.
     """
     fix = "Check that the job's folder is still there, and its file system and rights."
@@ -107,7 +108,7 @@ def announce(folder: Path, place: Place, own: Announcement) -> None:
                 stream.write(f"{own.address}:{own.port}\n{own.machine}\n")
                 stream.flush()
                 os.fsync(stream.fileno())
-            # Unlike a rename, a link refuses an existing name, also on NFS.
+            # Create a link, not a rename: a link fails if the name exists, also on NFS.
             os.link(name, folder / str(place.rank))
         except FileExistsError:
             raise ConfigError(
@@ -129,10 +130,10 @@ def gather(
     """Wait until all tasks have announced themselves; return their announcements by rank.
 
     Args:
-        folder: The folder of `announce`.
+        folder: The folder into which `announce` writes.
         place: The place of this process.
-        check: Called in each round; raises to end the wait.
-        longest_s: Longest wait, seconds.
+        check: Called at each poll; may raise an error to end the wait.
+        longest_s: Maximum wait, seconds.
 
     Raises:
         TasksMissing: some tasks did not start in time.
@@ -154,22 +155,22 @@ def gather(
 def agreed_cluster(
     place: Place, announced: tuple[Announcement, ...], *, keeps: bool = False
 ) -> ClusterSpec:
-    """Return the cluster of all tasks; on one machine their addresses are 127.0.0.1.
+    """Return the cluster of all tasks; if all run on the same machine, their addresses become 127.0.0.1.
 
     Args:
         place: The place of this process.
         announced: Announcements by rank.
-        keeps: Use the announced addresses on one machine, too: the user has chosen the network.
+        keeps: Keep the announced addresses even if all tasks run on the same machine: the user has chosen the network.
 
     Raises:
-        ConfigError: the tasks are on several machines, and one has only the address 127.0.0.1.
+        ConfigError: the tasks are on several machines, and one of these has only the address 127.0.0.1.
     """
     together = len({each.machine for each in announced}) == 1
     by_loopback = together and not keeps
     lonely = [rank for rank, each in enumerate(announced) if each.address.startswith("127.")]
     if lonely and not together:
         raise ConfigError(
-            "tasks on several machines must have addresses that other machines reach",
+            "tasks on several machines must have addresses that other machines can reach",
             got=Plain(f"{LOOPBACK} of task {_ranks(lonely)}"),
             fix=f"Choose the network with network_interface ({INTERFACE}), e.g. eth0.",
         )
@@ -181,7 +182,7 @@ def _missing(ranks: list[int], place: Place, longest_s: float) -> TasksMissing:
     return TasksMissing(
         f"all {place.tasks} tasks must start within {longest_s:g} s of each other",
         got=Plain(f"nothing from task {_ranks(ranks)}"),
-        fix="See the logs of these tasks, and whether their machines see the job's folder.",
+        fix="Read the logs of these tasks, and check whether their machines see the job's folder.",
     )
 
 
@@ -217,7 +218,7 @@ def _address_of(interface: str) -> str:
 
 
 def _address_towards(host: str) -> str | None:
-    """Return this machine's address for calls to another machine; sends nothing."""
+    """Return the address from which this machine would connect to another machine; sends nothing."""
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asks:
         try:
             asks.connect((host, 9))

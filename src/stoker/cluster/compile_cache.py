@@ -1,21 +1,20 @@
 """XLA's compiled programs on disk, for the next process: verified, private, and bounded.
 
-A cached program is machine code, and a damaged one fails the step or kills the process. TensorFlow
-does not verify what it reads. So a process never works in the store itself:
+A cached program is machine code. A damaged program fails the step or kills the process, and TensorFlow does not verify
+what it reads. So TensorFlow never works in the store itself:
 
-- The store, `xla/<key>/store`, holds files whose SHA-256 is in `xla/<key>/manifest.json`. One folder
-  per key: GPUs, driver, CPU, TensorFlow version and flags.
-- A new process links every file of its key into `xla/<key>/work-<random>`, its own folder, checks
-  it against the manifest, and removes what does not match or is not listed. TensorFlow reads and
-  writes there.
-- `publish` moves files that TensorFlow has written since into the store: file first, manifest last.
-  It runs after each compilation and at the end of the process. Files that a killed process had not
-  published are dropped, because they may be incomplete.
-- A lock protects the store, but no file is read or made durable while it is held: processes that
-  start together check their files at the same time.
+- The store, `xla/<key>/store`, holds files whose SHA-256 is in `xla/<key>/manifest.json`. The key is a hash of GPUs,
+driver, CPU, TensorFlow version and flags.
+- A new process links every file of its key into its own folder, `xla/<key>/work-<random>`, and removes the links to
+files that do not match the manifest. TensorFlow reads and writes in this folder.
+- `publish` moves the files that TensorFlow has written since then into the store: first the files, then the manifest.
+  It runs after each compilation and at the end of the process. Files that a killed process had not yet published are
+  deleted, because they may be incomplete.
+- A lock protects the store. While a process holds it, it neither hashes a file nor flushes one to disk, so that
+processes that start together can check their files in parallel.
 
-Not yet tested: whether TensorFlow 2.21 can load a cached program on a GPU. If it cannot, the folder
-with XLA's autotuning results is what helps.
+Not yet tested: whether TensorFlow 2.21 can load a cached program on a GPU. If it cannot, only the folder with XLA's
+autotuning results saves time there.
 """
 
 from __future__ import annotations
@@ -41,16 +40,16 @@ from stoker.core.fingerprint import fingerprint
 _LOG = logging.getLogger("stoker")
 
 MAX_BYTES = 2 << 30
-"""Largest size of all keys together; the least recently used files are removed first."""
+"""Maximum size of the files of all keys together; the least recently used files are removed first."""
 
 MIN_FREE_BYTES = 256 << 20
-"""With less free space no cache is used: TensorFlow fails a step whose program it cannot write."""
+"""With less free space on the disk, no cache is used: TensorFlow fails a step whose program it cannot write."""
 
 _MEMORY = Path("/dev/shm")  # noqa: S108 - a folder of our own is made in it
-"""A file system in memory, on Linux."""
+"""Folder that Linux keeps in memory."""
 
 LOCK_S = 10.0
-"""Longest wait for another process that uses the store; then this process runs without a cache."""
+"""Maximum wait for another process that uses the store, seconds; then this process runs without a cache."""
 
 PROGRAMS, TUNING = "programs", "autotuning"
 """Kinds of files: compiled programs, and the results of XLA's autotuning for a GPU."""
@@ -61,24 +60,24 @@ class Used:
     """How a process used the cache."""
 
     found: int
-    """Programs in the cache when the process began."""
+    """Number of programs in the cache when the process began."""
 
     read: int
-    """How many of them this process has read, if the file system records access times."""
+    """Number of these programs that this process has read; known only if the file system records access times."""
 
     written: int
-    """Programs that this process added."""
+    """Number of programs that this process has added."""
 
 
 class CompileCache:
     """This process's folder of compiled programs."""
 
     def __init__(self, root: Path, key: Mapping[str, Any]) -> None:
-        """Create the folder, with every intact file of the store.
+        """Create this process's folder, with links to all intact files of the store.
 
         Args:
-            root: Folder of all keys.
-            key: Everything that a program depends on, as JSON values.
+            root: Folder that contains a folder for each key.
+            key: Everything that a compiled program depends on, as JSON values.
 
         Raises:
             OSError: the folder cannot be created here.
@@ -99,7 +98,7 @@ class CompileCache:
             if shutil.disk_usage(root).free < MIN_FREE_BYTES:
                 raise OSError(errno.ENOSPC, "little space is left")
             self._work = Path(tempfile.mkdtemp(prefix="work-", dir=self._home))
-            # This process and its forks hold the lock; the kernel frees it when the last one ends.
+            # This process and its forks hold the lock; the kernel frees it when the last of them ends.
             self._alive = (self._work / "alive").open("w")
             fcntl.flock(self._alive, fcntl.LOCK_EX)
             try:
@@ -116,7 +115,7 @@ class CompileCache:
             raise
 
     def folder(self, kind: str) -> Path:
-        """The folder where TensorFlow reads and writes."""
+        """Folder in which TensorFlow reads and writes programs."""
         return self._work / kind
 
     @property
@@ -127,7 +126,7 @@ class CompileCache:
         return Used(found=len(programs), read=read, written=self._written)
 
     def publish(self) -> None:
-        """Move new programs into the store. On a full disk none are kept, and no error is raised."""
+        """Move new programs into the store. If the disk is full, none is kept, and no error is raised."""
         if self._in_memory is not None:
             return
         try:
@@ -136,12 +135,13 @@ class CompileCache:
                 self._publish(added)
                 _shrink(self._root, MAX_BYTES)
         except (OSError, UserError) as error:
-            _LOG.info("compiled programs are not kept: %s", error)
+            _LOG.info("compiled programs are not cached: %s", error)
 
     def go_on_in_memory(self) -> None:
         """Redirect TensorFlow's folder into memory; programs written there are not kept.
 
-        TensorFlow fails a step whose program it cannot write, and its folder can be set only once.
+        If TensorFlow cannot write a program, it fails the step, and its folder can be set only once. So the folder is
+        replaced by a link into memory.
         """
         folder = self.folder(PROGRAMS)
         if self._in_memory is not None:
@@ -151,7 +151,7 @@ class CompileCache:
         folder.symlink_to(self._in_memory)
 
     def close(self) -> None:
-        """Publish, and remove this process's folder; a fork leaves that to its parent."""
+        """Publish new programs, and remove this process's folder. A fork does nothing: its parent does it."""
         if os.getpid() != self._pid:
             return
         self.publish()
@@ -165,7 +165,7 @@ class CompileCache:
         self._alive.close()
 
     def _durable(self) -> dict[str, dict[str, Any]]:
-        """Flush TensorFlow's new files to the disk; return their records for the manifest."""
+        """Flush TensorFlow's new files to disk; return their entries for the manifest."""
         added = {}
         for name, path in self._files():
             if name not in self._done:
@@ -181,7 +181,7 @@ class CompileCache:
                 listed[name]["used"] = now
         for name, record in added.items():
             self._done.add(name)
-            # Another process may have compiled and recorded the same program meanwhile.
+            # Another process may have compiled and published the same program in the meantime.
             with contextlib.suppress(FileExistsError):
                 os.link(self._work / name, self._store / name)
                 listed[name] = {**record, "used": now}
@@ -198,13 +198,14 @@ class CompileCache:
         for kind in (PROGRAMS, TUNING):
             with os.scandir(self._work / kind) as entries:
                 for entry in entries:
-                    # Both are written under a temporary name first, and renamed when complete.
+                    # TensorFlow writes both kinds of files under a temporary name, and renames them when they are
+                    # complete.
                     whole = entry.is_file(follow_symlinks=False) and ".tmp" not in entry.name
                     if whole and entry.stat().st_size:
                         yield f"{kind}/{entry.name}", Path(entry.path)
 
     def _hold(self) -> dict[str, dict[str, Any]]:
-        """Link every listed file of the store into this process's folder; return their records."""
+        """Link all files of the store that the manifest lists into `_HELD`; return their entries."""
         listed = _manifest(self._home)
         held = {}
         for kind in (PROGRAMS, TUNING):
@@ -224,14 +225,14 @@ class CompileCache:
         return held
 
     def _link_what_is_whole(self, held: Mapping[str, Mapping[str, Any]]) -> None:
-        """Link the held files with the right hash into TensorFlow's folder; remove the others."""
+        """Link the held files with the right hash into TensorFlow's folder; remove damaged ones from the store."""
         damaged = set()
         for name, record in held.items():
             if sha256_file(self._work / _HELD / name) != record["sha256"]:
                 damaged.add(name)
                 continue
-            # The access time of this link shows whether this process has read the file; that of the
-            # file itself is shared by all processes.
+            # The access time of this link shows whether this process has read the file. The file's own access time
+            # would not show it, because all processes share the file.
             link = self._work / name
             link.symlink_to(Path("..", _HELD, name))
             os.utime(link, (_NEVER_READ, link.lstat().st_mtime), follow_symlinks=False)
@@ -244,7 +245,7 @@ class CompileCache:
         listed = _manifest(self._home)
         for name in names:
             held, stored = self._work / _HELD / name, self._store / name
-            # Another process may have removed it meanwhile, and stored it again.
+            # Another process may have removed the file in the meantime, and stored it again.
             if os.path.lexists(stored) and held.samefile(stored):
                 remove(stored)
                 listed.pop(name, None)
@@ -253,14 +254,15 @@ class CompileCache:
 
 
 _HELD = "held"
-"""Folder of hard links to the store's files: they stay readable if another process removes them there."""
+"""Name of the folder with hard links to the store's files. These stay readable if another process removes them from
+the store."""
 
 _NEVER_READ = 1.0
-"""Access time of a new link. A later one shows that the file was read."""
+"""Access time that a new link gets. A later access time shows that the file was read."""
 
 
 def _sweep(root: Path) -> None:
-    """Remove the folders of processes that have ended, of all keys."""
+    """Remove the folders that ended processes have left, for all keys."""
     for work in root.glob("*/work-*"):
         with contextlib.suppress(OSError), (work / "alive").open("a") as alive:
             fcntl.flock(alive, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -268,7 +270,7 @@ def _sweep(root: Path) -> None:
 
 
 _IN_MEMORY = "stoker-programs-"
-"""Start of the name of a folder in memory."""
+"""Prefix of the name of a folder in memory."""
 
 
 def _memory_base() -> Path:
@@ -286,14 +288,14 @@ def _memory_folder() -> tuple[Path, int]:
         with contextlib.suppress(FileNotFoundError):
             held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
             fcntl.flock(held, fcntl.LOCK_EX)
-            # Another process may have removed it before it was locked.
+            # Another process may have removed the folder before this one locked it.
             if os.path.lexists(folder):
                 return folder, held
             os.close(held)
 
 
 def _sweep_memory() -> None:
-    """Remove folders in memory that ended processes of this user have left."""
+    """Remove the folders in memory that ended processes of this user have left."""
     for folder in _memory_base().glob(f"{_IN_MEMORY}*"):
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.geteuid():
@@ -307,7 +309,7 @@ def _sweep_memory() -> None:
 
 
 def _manifest(home: Path) -> dict[str, dict[str, Any]]:
-    """Valid files of the store: name -> SHA-256, size, and time of last use."""
+    """Return the manifest's entries for the valid files of the store: name -> SHA-256, size, and time of last use."""
     try:
         found = read_json(home / "manifest.json")
     except (DataError, OSError):
@@ -331,7 +333,7 @@ def _is_sound(name: str, record: Any) -> bool:
 
 
 def _looks_whole(path: Path, record: Mapping[str, Any]) -> bool:
-    """Whether a file's type, owner and size are right; its content is not checked."""
+    """Whether a file has the expected type, owner and size; its content is not checked."""
     facts = path.lstat()
     return (
         stat.S_ISREG(facts.st_mode)
@@ -341,7 +343,7 @@ def _looks_whole(path: Path, record: Mapping[str, Any]) -> bool:
 
 
 def _shrink(root: Path, most_bytes: int) -> None:
-    """Remove the least recently used programs, over all keys."""
+    """Remove the least recently used files of all keys, until their total size is within the limit."""
     homes = [path.parent for path in root.glob("*/manifest.json")]
     manifests = {home: _manifest(home) for home in homes}
     files = sorted(
@@ -354,7 +356,7 @@ def _shrink(root: Path, most_bytes: int) -> None:
     for _, home, name, size in files:
         if total <= most_bytes:
             break
-        # The file first: a listed file that is gone is only forgotten.
+        # Remove the file before its entry: an entry without a file does no harm, and is dropped later.
         remove(home / "store" / name)
         del manifests[home][name]
         changed.add(home)
@@ -364,13 +366,13 @@ def _shrink(root: Path, most_bytes: int) -> None:
 
 
 def _own_folders(*folders: Path) -> None:
-    """Create folders that only this user can write, or refuse: their files are executed.
+    """Create folders that only this user can write, because files in them are executed.
 
     Args:
-        folders: Missing parents of the first one are created too.
+        folders: The folders. Missing parents of the first folder are created, too.
 
     Raises:
-        OSError: one of them is a link, or another user can write it or replace it.
+        OSError: one of the folders is a link, or another user can write or replace it.
     """
     for folder in folders:
         with contextlib.suppress(FileExistsError):

@@ -1,6 +1,7 @@
 """Sets TensorFlow's flags for the folder of compiled XLA programs, before TensorFlow is imported.
 
-An unknown flag ends the process, on a CPU too. These were tested with the versions in `TRIED`.
+TensorFlow ends the process at an unknown flag, even on a machine without a GPU. The flags here were tested with the
+versions in `TRIED`.
 """
 
 from __future__ import annotations
@@ -24,29 +25,30 @@ from stoker.core.errors import UserError
 _LOG = logging.getLogger("stoker")
 
 TRIED = "2.21."
-"""The TensorFlow versions that know these flags: an unknown flag ends the process."""
+"""Prefix of the TensorFlow versions with which the flags were tested; other versions may not know the flags."""
 
 FOLDER = "STOKER_CACHE"
-"""Environment variable: the folder for caches; `off` for none."""
+"""Environment variable with the folder for caches; `off`: use no cache."""
 
 _OURS = "STOKER_XLA_FLAGS"
-"""Environment variable: additions to the user's flags, so that child processes can remove them."""
+"""Environment variable with the flags that were added to the user's own, so that child processes can remove them."""
 
 _FLAGS = {
     "TF_XLA_FLAGS": (PROGRAMS, "--tf_xla_persistent_cache_directory"),
     "XLA_FLAGS": (TUNING, "--xla_gpu_per_fusion_autotune_cache_dir"),
 }
-"""Variable -> its folder, and the flag that names the folder."""
+"""Environment variable of flags -> kind of files, and the flag that sets their folder."""
 
 _PLAIN = re.compile(r"[\w./+@:=-]+", re.ASCII)
-"""Paths that a flag can contain without quoting."""
+"""Matches paths that a flag can contain without quotes."""
 
 
 def cache_root(environment: Mapping[str, str]) -> Path | None:
-    """The folder of all keys; None if the user turned the cache off.
+    """Return the folder that contains a folder for each key; None if the user turned the cache off.
 
     Args:
-        environment: `STOKER_CACHE`, else `XDG_CACHE_HOME`, else the home folder's `.cache`.
+        environment: Environment of this process. The base folder is `STOKER_CACHE`, else `XDG_CACHE_HOME`, else
+            `~/.cache`.
     """
     named = environment.get(FOLDER)
     if named == "off":
@@ -62,10 +64,10 @@ def cache_root(environment: Mapping[str, str]) -> Path | None:
 
 
 def cache_key(environment: Mapping[str, str]) -> dict[str, Any]:
-    """What decides whether a compiled program can be used here but is not in TensorFlow's own key.
+    """Return facts on which a compiled program depends, and which TensorFlow's own key does not contain.
 
     Args:
-        environment: With the user's own flags only.
+        environment: Environment with only the user's own flags.
     """
     gpus = read_gpus()
     return {
@@ -75,7 +77,7 @@ def cache_key(environment: Mapping[str, str]) -> dict[str, Any]:
         "cpu_features": _cpu_features(),
         "tensorflow": _tensorflow_version(),
         "flags": {name: environment.get(name, "") for name in sorted(_FLAGS)},
-        # They change what is compiled for a GPU.
+        # These variables change what is compiled for a GPU.
         "switches": {
             name: value
             for name, value in sorted(environment.items())
@@ -103,10 +105,10 @@ _active: CompileCache | None = None
 
 
 def prepare(environment: MutableMapping[str, str]) -> None:
-    """Let TensorFlow keep programs that XLA compiles; call it before TensorFlow is imported.
+    """Let TensorFlow cache the programs that XLA compiles; must be called before TensorFlow is imported.
 
-    If that is impossible, only the log says so, and XLA compiles in every process. The user's own
-    flags are kept, and if the user has named a cache folder, that one is used.
+    If caching is not possible, a log line says why, and XLA compiles in every process. The user's own flags are kept.
+    If they name a cache folder, that folder is used.
 
     Args:
         environment: `os.environ`; the flags are added to it.
@@ -143,12 +145,12 @@ def prepare(environment: MutableMapping[str, str]) -> None:
 
 
 def _can_be_added(value: str, _: str, flag: str) -> bool:
-    """False if the user has named a folder, or a file with the flags in it."""
+    """Whether a flag can be added: the user's flags name neither a cache folder nor a file of flags."""
     return flag not in value and (not value.strip() or value.strip().startswith("-"))
 
 
 def _without_ours(environment: MutableMapping[str, str]) -> None:
-    """Remove what a parent process has added: its folder belongs to it."""
+    """Remove the flags that a parent process has added: they name the parent's folder."""
     added: dict[str, str] = {}
     with contextlib.suppress(ValueError):
         added = json.loads(environment.pop(_OURS, "{}"))
@@ -167,13 +169,13 @@ def publish() -> None:
 
 
 def give_way(error: Exception) -> bool:
-    """Stop keeping compiled programs if the error says that one could not be written.
+    """If an error says that a compiled program could not be written, stop caching programs on disk.
 
     Args:
         error: Raised by a call that XLA compiles.
 
     Returns:
-        Whether it was that error; if so, repeating the call succeeds.
+        Whether the error says that; if so, the failed call can be repeated.
     """
     if _active is None or str(_active.folder(PROGRAMS)) not in str(error):
         return False
@@ -182,13 +184,12 @@ def give_way(error: Exception) -> bool:
     except OSError:
         return False
     _LOG.warning(
-        "the disk with XLA's cache cannot be written: compiled programs are not kept (set %s to a "
-        "folder with room)",
+        "XLA's cache cannot be written: compiled programs are not cached (set %s to a folder with free space)",
         FOLDER,
     )
     return True
 
 
 def used() -> Used | None:
-    """How this process used the cache; None if it has none."""
+    """Return how this process has used the cache; None if it has no cache."""
     return None if _active is None else _active.used

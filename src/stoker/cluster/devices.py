@@ -1,4 +1,4 @@
-"""Devices of this machine, read from the system, not from TensorFlow."""
+"""Devices of this machine, as the operating system and the drivers report them; TensorFlow is not used."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ class Gpu:
     """Product name, e.g. `NVIDIA H100 80GB HBM3`."""
 
     memory_bytes: int
-    """Total memory."""
+    """Total memory, bytes."""
 
     compute_capability: tuple[int, int]
     """Major and minor, e.g. (9, 0)."""
@@ -32,13 +32,13 @@ class Devices:
     """The devices of one machine that this process may use."""
 
     cpu_cores: int
-    """Cores that this process may use (its affinity, not the machine's count)."""
+    """Number of cores that this process may use: its CPU affinity, not all cores of the machine."""
 
     memory_bytes: int
-    """Memory that this process may use: the machine's, or its container's."""
+    """Memory that this process may use, bytes: the machine's memory, or the container's limit."""
 
     gpus: tuple[Gpu, ...]
-    """GPUs that `CUDA_VISIBLE_DEVICES` shows to this process, in its order."""
+    """GPUs that `CUDA_VISIBLE_DEVICES` shows to this process, in the order of that variable."""
 
     def describe(self) -> str:
         """Return a phrase for messages: `2 CPU cores, 24 GiB, no GPU`."""
@@ -48,14 +48,14 @@ class Devices:
 
 
 def find_devices() -> Devices:
-    """Detect this machine's devices. A missing or broken driver, or hidden GPUs, mean no GPU."""
+    """Detect this machine's devices. GPUs without a working driver, and hidden GPUs, are left out."""
     return Devices(
         cpu_cores=len(os.sched_getaffinity(0)), memory_bytes=usable_memory(), gpus=_find_gpus()
     )
 
 
 def cpu_name() -> str:
-    """Return the product name of the CPU from Linux; the architecture if Linux has none."""
+    """Return the product name of the CPU as Linux reports it; if Linux reports none, the architecture."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

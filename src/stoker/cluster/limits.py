@@ -1,4 +1,4 @@
-"""Limits of this process (memory, cores, open files), what the kernel has refused, and fair shares."""
+"""Limits of this process (memory, cores, open files), what the kernel has refused, and shares for child processes."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ CGROUPS = Path("/sys/fs/cgroup")
 """Mount point of the kernel's control groups."""
 
 WORKER_FILES = 256
-"""Open files that a worker may need: TensorFlow opens some 40, and each shard adds one."""
+"""Number of open files that a worker may need: TensorFlow opens about 40, and each shard adds one."""
 
 FILES_EACH = 4
-"""Descriptors that the launcher holds for a worker: output, heartbeats, and one to spare."""
+"""Number of descriptors that the launcher holds for each worker: output, heartbeats, and one spare."""
 
 OWN_FILES = 32
-"""Descriptors that the launcher needs for itself."""
+"""Number of descriptors that the launcher needs for itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Refusals:
-    """How often the kernel has refused memory or processes to this control group since its creation."""
+    """How often the kernel has refused memory or processes to this control group since the group was created."""
 
     out_of_memory: int = 0
-    """Processes killed because memory was used up."""
+    """Number of processes that were killed because the memory was used up."""
 
     too_many_processes: int = 0
-    """Processes and threads that were not started."""
+    """Number of processes and threads that were not started."""
 
 
 def memory_limit(root: Path = CGROUPS) -> int | None:
@@ -42,7 +42,7 @@ def memory_limit(root: Path = CGROUPS) -> int | None:
             text = (root / place).read_text().strip()
         except OSError:
             continue
-        # Without a limit, version 2 says "max", and version 1 a number beyond any machine.
+        # Without a limit, version 2 reports "max", and version 1 a number larger than the memory of any machine.
         if text.isdigit() and int(text) < 1 << 60:
             return int(text)
     return None
@@ -56,7 +56,7 @@ def usable_memory() -> int:
 
 
 def cpu_limit(root: Path = CGROUPS) -> float | None:
-    """Return the average cores that the container's control group allows; None: no limit."""
+    """Return the number of cores that the container's control group allows on average; None: no limit."""
     try:
         quota, _, period = (root / "cpu.max").read_text().strip().partition(" ")
     except OSError:
@@ -65,20 +65,20 @@ def cpu_limit(root: Path = CGROUPS) -> float | None:
             period = (root / "cpu/cpu.cfs_period_us").read_text().strip()
         except OSError:
             return None
-    # Without a limit, version 2 says "max" and version 1 says -1.
+    # Without a limit, version 2 reports "max", and version 1 reports -1.
     if not quota.isdigit() or not period.isdigit() or not int(period):
         return None
     return int(quota) / int(period)
 
 
 def usable_cores(root: Path = CGROUPS) -> int:
-    """Return the number of useful processes or threads: the CPU affinity, or a container's limit."""
+    """Return how many threads can compute at the same time: the CPU affinity, or a container's lower limit."""
     cores, limit = len(os.sched_getaffinity(0)), cpu_limit(root)
     return max(1, min(cores, math.ceil(limit) if limit else cores))
 
 
 def raise_open_files(need: int) -> None:
-    """Raise this process's limit of open files to a number, or to what the system allows."""
+    """Raise this process's limit of open files to a number, or to the highest number that the system allows."""
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = need if hard == resource.RLIM_INFINITY else min(need, hard)
     if soft != resource.RLIM_INFINITY and soft < wanted:
@@ -103,7 +103,7 @@ def kernel_refusals(
         for name in controllers.split(",") if controllers else ["unified"]:
             top = root / name if controllers else root
             own = top / path.lstrip("/")
-            # Inside a container the path may be the host's; then the mount point is the group.
+            # Inside a container the path may be that of the host; then the group is at the mount point itself.
             places[name] = own if own.is_dir() else top
     return Refusals(
         out_of_memory=_count(places, "memory.events", "oom_kill")
@@ -129,7 +129,7 @@ def allow_open_files(processes: int) -> None:
     """Raise this process's limit of open files, which its children inherit.
 
     Args:
-        processes: Number of children.
+        processes: Number of child processes.
 
     Raises:
         UserError: the hard limit is too low for them.
@@ -146,11 +146,11 @@ def allow_open_files(processes: int) -> None:
 
 
 THREADS = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
-"""Environment variables with the number of threads in which libraries compute."""
+"""Environment variables that set the number of threads with which libraries compute."""
 
 
 def share_cores(cores: Sequence[int], processes: int) -> list[tuple[int, ...]]:
-    """Divide cores into equal parts of neighbors; a remainder stays unused.
+    """Divide cores into parts of equal size, each of neighboring cores; a remainder is not used.
 
     Args:
         cores: Numbers of the usable cores.
@@ -171,10 +171,10 @@ def share_cores(cores: Sequence[int], processes: int) -> list[tuple[int, ...]]:
 
 
 def share_threads(environ: Mapping[str, str], *, cores: int, processes: int) -> dict[str, str]:
-    """Return thread counts with which several processes together use no more than the cores.
+    """Return environment variables that limit threads so that all processes together use no more than the cores.
 
     Args:
-        environ: Variables that the user has set are not changed.
+        environ: The user's environment; variables that are set there are left out.
         cores: Cores for all processes together.
         processes: Number of processes.
     """

@@ -1,4 +1,4 @@
-"""Slurm's short form of node names, `n[01-03,7],m1`."""
+"""Reads Slurm's short form of node names, such as `n[01-03,7],m1`."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import re
 from stoker.core.errors import ConfigError, Plain
 
 MAX_NODES = 1 << 16
-"""Most names of one list; Slurm's own limit is the same."""
+"""Maximum number of names in a list; Slurm has the same limit."""
 
 _PART = re.compile(r"(?:[^,\[\]]|\[[^\[\]]*\])+")
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
@@ -15,11 +15,11 @@ _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 
 
 def expand_nodelist(text: str) -> tuple[str, ...]:
-    """Return the names in a list, in order.
+    """Return the names in a list, in the list's order.
 
     Args:
-        text: E.g. `n[01-03,7],m1`, or `rack[1-2]n[0-3]`: the last bracket varies fastest. Numbers keep
-            their zeros.
+        text: E.g. `n[01-03,7],m1` or `rack[1-2]n[0-3]`. The last bracket varies fastest, and numbers keep their
+            leading zeros.
 
     Raises:
         ConfigError: the text has another form.
@@ -38,7 +38,7 @@ def expand_nodelist(text: str) -> tuple[str, ...]:
 def _expand(part: str, text: str) -> list[str]:
     literals = _BRACKET.split(part.strip())
     names = [literals[0]]
-    # Text and insides of brackets alternate.
+    # Parts outside and inside of brackets alternate.
     for inside, after in zip(literals[1::2], literals[2::2], strict=True):
         numbers = [number for each in inside.split(",") for number in _numbers(each, text)]
         if len(names) * len(numbers) > MAX_NODES:
@@ -60,6 +60,6 @@ def _numbers(text: str, whole: str) -> list[str]:
 def _malformed(text: str) -> ConfigError:
     return ConfigError(
         "Slurm's list of nodes must have the form n[01-03,7],m1",
-        got=text or Plain("an empty one"),
+        got=text or Plain("an empty list"),
         fix="Compare SLURM_STEP_NODELIST with `scontrol show hostnames`.",
     )

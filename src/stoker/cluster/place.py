@@ -5,7 +5,7 @@
 | target `local` | `STOKER_RANK` | `STOKER_TASKS` |
 | Slurm's `srun` | `SLURM_PROCID` | `SLURM_NTASKS` |
 | Kubernetes, Indexed Job | `JOB_COMPLETION_INDEX` | `STOKER_TASKS`, or the job's workers |
-| any other | of its task in `TF_CONFIG` | of the workers in `TF_CONFIG` |
+| any other | from the task in `TF_CONFIG` | number of workers in `TF_CONFIG` |
 
 Sources: srun(1), "OUTPUT ENVIRONMENT VARIABLES"; Kubernetes, "Indexed Job for Parallel Processing".
 """
@@ -26,10 +26,10 @@ RANK, TASKS = "STOKER_RANK", "STOKER_TASKS"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """Which task of a job this process is."""
+    """Says which task of a job this process is."""
 
     rank: int
-    """From 0; task 0 leads."""
+    """Rank of the task, from 0; task 0 leads."""
 
     tasks: int
     """Number of tasks."""
@@ -44,16 +44,16 @@ class Place:
     """Address of the machine from which the tasks were started; empty if the launcher does not set it."""
 
     cluster: ClusterSpec | None = None
-    """Addresses of all tasks, if the launcher has chosen them: `TF_CONFIG`."""
+    """Addresses of all tasks from `TF_CONFIG`, if the launcher has set it."""
 
     @property
     def is_spare(self) -> bool:
-        """Whether an elastic job was started with more tasks than can share its work, and this one is not needed."""
+        """Whether this task is not needed: an elastic job was started with more tasks than can share its work."""
         return self.rank >= self.tasks
 
     @property
     def others(self) -> tuple[str, ...]:
-        """Names or addresses of other machines of the job, for the choice of this machine's address."""
+        """Names or addresses of the job's other machines; they are used to find this machine's own address."""
         names = [name for name in (self.launcher, *self.nodes) if name and name != self.node]
         return tuple(dict.fromkeys(names))
 
@@ -64,9 +64,9 @@ def find_place(
     """Return the place of this process.
 
     Args:
-        environ: Set by the launcher.
+        environ: The environment that the launcher has set.
         workers: Number of tasks that the job was submitted with.
-        min_workers: Fewest tasks of an elastic job; None: exactly `workers` tasks are required.
+        min_workers: Minimum number of tasks of an elastic job; None: exactly `workers` tasks are required.
 
     Raises:
         ConfigError: the environment contradicts itself or the job.
@@ -86,7 +86,7 @@ def find_place(
     if found.tasks in sizes:
         return found
     fewer = [size for size in sizes if size < found.tasks <= workers]
-    # Tasks that got addresses from another launcher wait for all of them.
+    # If another launcher has set the addresses, every listed task is waited for, so none can be left out.
     if not fewer or found.cluster is not None:
         raise ConfigError(
             f"a job of {workers} workers must be started as {' or '.join(map(str, sizes))} tasks",
@@ -101,7 +101,7 @@ def _slurm(environ: Mapping[str, str]) -> Place:
     nodes = expand_nodelist(listed) if listed else ()
     index = _number(environ, "SLURM_NODEID") if "SLURM_NODEID" in environ else len(nodes)
     own = nodes[index] if index < len(nodes) else environ.get("SLURMD_NODENAME", "")
-    # SLURM_NTASKS is the allocation's number, if a step has fewer.
+    # SLURM_NTASKS is the number of tasks of the allocation; a step may have fewer.
     name = "SLURM_STEP_NUM_TASKS" if "SLURM_STEP_NUM_TASKS" in environ else "SLURM_NTASKS"
     tasks = _number(environ, name) if name in environ else 1
     return _place(
@@ -126,7 +126,7 @@ def _place(
     number = _number(environ, rank)
     if not 0 <= number < tasks:
         raise ConfigError(
-            f"{rank} must be from 0 to {tasks - 1} where there are {tasks} tasks",
+            f"{rank} must be from 0 to {tasks - 1}, because the job has {tasks} tasks",
             got=number,
             fix="Start the tasks with one launcher, which numbers them.",
         )
@@ -137,6 +137,6 @@ def _number(environ: Mapping[str, str], name: str) -> int:
     text = environ[name]
     if not (text.isascii() and text.isdecimal()):
         raise ConfigError(
-            f"{name} must be a whole number", got=text, fix="Your launcher sets it; do not."
+            f"{name} must be a whole number", got=text, fix="Do not set it: your launcher sets it."
         )
     return int(text)

@@ -18,10 +18,10 @@ from stoker.core.errors import BusyError, ConfigError, Plain
 
 
 def why_taken(port: int) -> str | None:
-    """Return why a TensorFlow server could not have a port to itself; None if it could.
+    """Return why a TensorFlow server cannot use a port alone; None if it can.
 
-    TensorFlow binds all addresses, and would share a port silently (SO_REUSEPORT). The probe is bound
-    but does not listen, so it opens nothing; binding fails if another process listens.
+    TensorFlow binds a port on all addresses, and would silently share it with another process (SO_REUSEPORT). This
+    function binds the port without listening on it, so nothing can connect; binding fails if another process listens.
     """
     with socket.socket(socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
@@ -33,13 +33,13 @@ def why_taken(port: int) -> str | None:
 
 
 LOOPBACK = "127.0.0.1"
-"""Address of processes that only this machine can reach."""
+"""Address that only processes on this machine can reach."""
 
 VARIABLE = "TF_CONFIG"
-"""Environment variable that every TensorFlow launcher sets."""
+"""Environment variable in which launchers describe the cluster to TensorFlow."""
 
 Job = Literal["chief", "worker", "ps", "evaluator"]
-"""The role of a process."""
+"""The role of a process, as in TF_CONFIG."""
 
 _FIX = "Unset it to train on this machine alone, or let `stoker train --workers N` set it."
 
@@ -49,22 +49,22 @@ class ClusterSpec:
     """The addresses of all tasks of a run, and the task of this process."""
 
     workers: tuple[str, ...] = ()
-    """`host:port` of each worker, in the order of their index."""
+    """`host:port` of each worker, in the order of the indices."""
 
     servers: tuple[str, ...] = ()
     """`host:port` of each parameter server."""
 
     chief: tuple[str, ...] = ()
-    """`host:port` of the chief if it is a separate job; else worker 0 is the chief."""
+    """`host:port` of the chief, if there is a separate one; otherwise worker 0 is the chief."""
 
     evaluator: tuple[str, ...] = ()
     """`host:port` of the evaluator, which is not part of the training cluster."""
 
     job: Job = "worker"
-    """The job of this process."""
+    """The role of this process."""
 
     index: int = 0
-    """Its index within the job."""
+    """Index of this process among the processes with this role."""
 
     def __post_init__(self) -> None:
         for job, addresses in self.jobs.items():
@@ -72,9 +72,11 @@ class ClusterSpec:
                 _check_address(address, job)
         twice = [a for a, n in Counter(sum(self.jobs.values(), ())).items() if n > 1]
         if twice:
-            raise ConfigError("TF_CONFIG must name an address once", got=twice[0], fix=_FIX)
+            raise ConfigError("TF_CONFIG must not name an address twice", got=twice[0], fix=_FIX)
         if len(self.chief) > 1:
-            raise ConfigError("TF_CONFIG must name one chief", got=list(self.chief), fix=_FIX)
+            raise ConfigError(
+                "TF_CONFIG must name at most one chief", got=list(self.chief), fix=_FIX
+            )
         # An evaluator need not be listed, because no task calls it.
         known = len(self.jobs.get(self.job, ()))
         if not 0 <= self.index < known and self.job != "evaluator":
@@ -86,7 +88,7 @@ class ClusterSpec:
 
     @property
     def jobs(self) -> dict[str, tuple[str, ...]]:
-        """Job -> addresses in TensorFlow's form, without empty jobs."""
+        """Return role -> addresses in TensorFlow's form, without roles that no process has."""
         parts = {
             "chief": self.chief,
             "worker": self.workers,
@@ -112,12 +114,12 @@ class ClusterSpec:
 
     @property
     def leads(self) -> bool:
-        """Whether it is the chief, or worker 0 without a chief."""
+        """Whether this process is the chief, or, without a separate chief, worker 0."""
         return self.job == "chief" or (self.name == "worker 0" and not self.chief)
 
     @property
     def leader(self) -> str:
-        """Name of the process that leads, for messages."""
+        """Name of the leading process for messages."""
         return "the chief" if self.chief else "worker 0"
 
     @property
@@ -128,12 +130,12 @@ class ClusterSpec:
 
     @property
     def serves(self) -> bool:
-        """Whether it works for a chief until it is ended, as with parameter servers."""
+        """Whether this process works for a chief until it is ended, as parameter servers and their workers do."""
         return self.job != "chief" and bool(self.servers)
 
     @property
     def address(self) -> str:
-        """Address on which this process listens."""
+        """`host:port` at which this process listens."""
         return self.jobs[self.job][self.index]
 
     def to_tf_config(self) -> str:
@@ -144,7 +146,7 @@ class ClusterSpec:
 
 
 def read_tf_config(environ: Mapping[str, str]) -> ClusterSpec | None:
-    """Return the cluster that the environment describes; None if it describes none.
+    """Return the cluster that `TF_CONFIG` describes; None if the variable is not set.
 
     Raises:
         ConfigError: `TF_CONFIG` is set and invalid.
@@ -158,10 +160,10 @@ def parse_tf_config(text: str) -> ClusterSpec:
 
     Args:
         text: `{"cluster": {"worker": ["host:port", ...]}, "task": {"type": "worker", "index": 0}}`;
-            jobs are chief, worker, ps and evaluator; other keys are ignored.
+            roles are chief, worker, ps and evaluator; other keys are ignored.
 
     Raises:
-        ConfigError: it is invalid.
+        ConfigError: the text is not a valid `TF_CONFIG`.
     """
     try:
         raw = json.loads(text)
@@ -194,8 +196,8 @@ def local_cluster(
     """Return the tasks of a run on one machine, the chief first.
 
     Args:
-        ports: One for each process: `workers`, or with parameter servers, which need a separate chief,
-            `workers + servers + 1`.
+        ports: One port per process: `workers` ports; with parameter servers, which need a separate chief, `workers +
+            servers + 1` ports.
         workers: Number of workers.
         servers: Number of parameter servers.
     """
@@ -213,10 +215,10 @@ def local_cluster(
 
 @contextlib.contextmanager
 def held_ports(count: int, *, address: str = LOOPBACK) -> Iterator[list[int]]:
-    """Yield free ports of an address that the kernel gives to no other process until the block ends.
+    """Yield free ports of an address, and keep other processes from getting them until the block ends.
 
-    Each is bound but does not listen. TensorFlow's server, which also sets SO_REUSEADDR, can still
-    bind it; processes that ask the kernel for any free port cannot.
+    A socket is bound to each port, but does not listen. TensorFlow's server can still bind the port, because both
+    sockets set SO_REUSEADDR. A process that lets the kernel choose a free port does not get it.
     """
     with contextlib.ExitStack() as held:
         sockets = [held.enter_context(socket.socket()) for _ in range(count)]
@@ -237,7 +239,7 @@ def require_own_port(cluster: ClusterSpec) -> None:
         raise BusyError(
             f"port {port} of {cluster.job} {cluster.index} in TF_CONFIG must be free",
             got=Plain(why),
-            fix="End what listens there, or name another port to all workers.",
+            fix="Stop the process that listens there, or set another port in the TF_CONFIG of all workers.",
         )
 
 

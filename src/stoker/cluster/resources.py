@@ -16,7 +16,7 @@ class Resources:
     """The `resources` section. A run on this machine uses what the machine has, and logs that."""
 
     accelerators: str | None = None
-    """Type and number per node, e.g. `H100:4`; none by default."""
+    """Type and number of accelerators per machine, e.g. `H100:4`; none by default."""
 
     nodes: int = 1
     """Number of machines."""
@@ -25,7 +25,7 @@ class Resources:
     """Accept machines that the provider may take back (spot instances)."""
 
     budget_usd: float | None = None
-    """Most that the run may cost, US dollars."""
+    """Maximum cost of the run, US dollars."""
 
     usd_per_hour: float | None = None
     """Price of one machine per hour, US dollars, from which the cost of an epoch is computed. For a run
@@ -46,5 +46,5 @@ class Resources:
             raise ConfigError(
                 "resources.usd_per_hour must be a price of 0 or more",
                 got=self.usd_per_hour,
-                fix="Leave it out where the price is not known.",
+                fix="Leave it out if the price is not known.",
             )

@@ -1,6 +1,6 @@
-"""How many workers an elastic training may have.
+"""The numbers of workers that an elastic training may have.
 
-Its virtual workers are distributed evenly, so the number of workers divides the number of virtual ones.
+Virtual workers are distributed evenly, so the number of workers must divide the number of virtual workers.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ def allowed_sizes(*, fewest: int, most: int) -> tuple[int, ...]:
     """Return the allowed numbers of workers, in ascending order.
 
     Args:
-        fewest: Fewest workers.
-        most: Number of virtual workers, which is also the most workers.
+        fewest: Minimum number of workers.
+        most: Number of virtual workers, which is also the maximum number of workers.
     """
     return tuple(size for size in range(fewest, most + 1) if most % size == 0)

@@ -1,1 +1,1 @@
-"""Used by all rooms: errors, configuration, files and fingerprints."""
+"""What all other packages use: errors, configuration, files and fingerprints."""

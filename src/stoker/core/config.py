@@ -24,14 +24,14 @@ ConfigType = TypeVar("ConfigType")
 
 
 MAX_BYTES = 1 << 20
-"""Largest YAML file: 20,000 columns in `data.types`."""
+"""Maximum size of a YAML file: enough for 20,000 columns in `data.types`."""
 
 MAX_VALUES = 100_000
-"""Most values of a YAML text, including those that aliases and merges repeat. PyYAML takes 5 s for so
-many."""
+"""Maximum number of values in a YAML text, including values that aliases and merges repeat. PyYAML takes 5 s to read
+this many."""
 
 MAX_LEVELS = 100
-"""Deepest nesting, including what aliases repeat. PyYAML's time grows with its square."""
+"""Maximum depth of nesting, including levels that aliases repeat. PyYAML's time grows with the square of the depth."""
 
 _OCTAL = re.compile(r"[-+]?0[0-7_]*[1-7][0-7_]*")
 _HIDDEN_BREAK = re.compile("[\x85\u2028\u2029]")
@@ -41,7 +41,7 @@ _NO_TEXT = re.compile("[\0\ud800-\udfff]")
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML 1.2 where PyYAML differs: a key occurs once in a mapping, and 20:30 is text."""
+    """Follows YAML 1.2 where PyYAML does not: a repeated key in a mapping is an error, and 20:30 is text."""
 
     _values = _levels = 0
 
@@ -55,7 +55,7 @@ class _Loader(yaml.SafeLoader):
         return node
 
     def compose_scalar_node(self, anchor: Any) -> yaml.ScalarNode:
-        """Join surrogate pairs: JSON writes characters beyond 16 bits as such."""
+        """Join surrogate pairs: JSON writes a character beyond 16 bits as two escapes of 16 bits."""
         node = super().compose_scalar_node(anchor)
         if _NO_TEXT.search(node.value):
             node.value = node.value.encode("utf-16", "surrogatepass").decode(
@@ -77,7 +77,7 @@ class _Loader(yaml.SafeLoader):
         return mapping
 
     def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
-        """Reject a value that Python cannot read as its YAML type, or that no setting can use."""
+        """Convert a value; reject text that no setting can use, and values that do not fit their YAML type."""
         try:
             value = super().construct_object(node, deep)
         except (ArithmeticError, AttributeError, LookupError, ValueError):
@@ -94,7 +94,7 @@ class _Loader(yaml.SafeLoader):
         return value
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
-        """Return a number; a base-60 number of YAML 1.1 is text."""
+        """Return a number; 20:30, which is a number of base 60 in YAML 1.1, stays text."""
         if ":" in self.construct_scalar(node):  # refuses `!!int {a: 1}`
             return node.value
         if _OCTAL.fullmatch(node.value):
@@ -188,7 +188,7 @@ def with_overrides(raw: Mapping[str, Any], assignments: Iterable[str]) -> dict[s
 
 
 def build(cls: type[ConfigType], raw: object, *, where: str = "") -> ConfigType:
-    """Return a configuration dataclass made of plain values.
+    """Build a configuration dataclass from plain values, and return it.
 
     Args:
         cls: A dataclass whose fields are scalars, Literal, Optional, tuples, dicts and dataclasses.
@@ -196,8 +196,8 @@ def build(cls: type[ConfigType], raw: object, *, where: str = "") -> ConfigType:
         where: The dotted key of this section, for the message.
 
     Raises:
-        ConfigError: a key is unknown (the nearest one is named) or missing, a type is wrong, or a
-            rule of the dataclass is broken.
+        ConfigError: a key is unknown (the message names the most similar one) or missing, a type is wrong, or a rule
+            of the dataclass is broken.
     """
     if not isinstance(raw, Mapping):
         raise ConfigError(
@@ -228,7 +228,7 @@ def build(cls: type[ConfigType], raw: object, *, where: str = "") -> ConfigType:
 
 
 def convert(hint: Any, value: object, *, where: str) -> Any:
-    """Return a value converted to an annotated type; else a ConfigError names key, type and value."""
+    """Convert a value to an annotated type; if it does not fit, raise a ConfigError that names key, type and value."""
     origin, args = get_origin(hint), get_args(hint)
     if hint is Any:
         return value
@@ -299,7 +299,7 @@ def _require_bounded(node: yaml.Node, sizes: dict[yaml.Node, tuple[int, int]]) -
 
     Args:
         node: Any node.
-        sizes: Node -> its result; (0, 0) for one that is being counted.
+        sizes: Node -> its result; (0, 0) while a node is being counted.
     """
     if node not in sizes:
         sizes[node] = 0, 0
@@ -317,10 +317,10 @@ def _require_bounded(node: yaml.Node, sizes: dict[yaml.Node, tuple[int, int]]) -
 
 
 def located(error: ConfigError, path: Path) -> ConfigError:
-    """Return the error with the file, and the line of the key that it names if the file has it.
+    """Return the error with the file's name, and with the line of the key that it names if the file has this key.
 
     Args:
-        error: From `build` on the file's values.
+        error: The error that `build` raised for the file's values.
         path: The file.
     """
     node = _composed(path.read_text(encoding="utf-8"))
@@ -331,13 +331,13 @@ def located(error: ConfigError, path: Path) -> ConfigError:
 
 
 def names_key(rule: str, key: str) -> bool:
-    """Return whether a rule names a dotted key; a key without a dot counts only at its start."""
+    """Return whether an error's rule names a dotted key; a key without a dot must be at the start of the rule."""
     found = re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", rule)
     return found is not None and (found.start() == 0 or "." in key)
 
 
 def _key_lines(node: yaml.Node, where: str) -> dict[str, int]:
-    """Return dotted key -> its line, counted from 1."""
+    """Return a mapping from each dotted key to its line, counted from 1."""
     found: dict[str, int] = {}
     for key, value in node.value if isinstance(node, yaml.MappingNode) else ():
         if isinstance(key, yaml.ScalarNode):
@@ -356,7 +356,7 @@ def _dotted(where: str, name: str) -> str:
 
 
 def _nearest_setting(cls: Any, key: str, where: str) -> str:
-    """The next action for an unknown key of a section: the section below that has it, else the nearest key."""
+    """Return what to do about an unknown key: use the subsection that has it, or else the most similar key."""
     for name, hint in _hints(cls).items():
         choices = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
         for section in choices:
@@ -374,7 +374,7 @@ def _convert_union(args: tuple[Any, ...], value: object, where: str) -> Any:
     choices = [arg for arg in args if arg is not type(None)]
     sections = [choice for choice in choices if dataclasses.is_dataclass(choice)]
     if isinstance(value, Mapping) and sections:
-        # The section with most of these keys is the intended one; its error is the helpful one.
+        # The section that has the most of the given keys is the intended one, so its error helps most.
         known = [len(value.keys() & _hints(section).keys()) for section in sections]
         choices = [sections[known.index(max(known))]]
     if len(choices) == 1:
@@ -422,7 +422,7 @@ def _convert_scalar(hint: Any, value: object, where: str) -> Any:
 
 
 def _in_quotes(hints: Sequence[Any], value: object) -> str:
-    """Return what to do if YAML reads text as another type: `no`, `on`, `12`, `2026-01-31`."""
+    """Return what to do if YAML read a text as another type, e.g. `no`, `on`, `12` or `2026-01-31`."""
     is_other = isinstance(value, bool | int | float | dt.date)
     return "Write it in quotes if it is text." if str in hints and is_other else ""
 
@@ -457,11 +457,11 @@ def _type_name(hint: Any) -> str:
 
 
 _LONGEST_NAME = 63
-"""Characters of a DNS label. Source: RFC 1123."""
+"""Maximum number of characters of a DNS label. Source: RFC 1123."""
 
 
 def dns_name(*candidates: str) -> str:
-    """Return the first candidate that leaves a DNS label (a-z, 0-9 and inner dashes), or `model`."""
+    """Return the first candidate that can be turned into a DNS label (a-z, 0-9, inner dashes), or `model`."""
     for candidate in candidates:
         plain = (
             unicodedata.normalize("NFKD", candidate.casefold()).encode("ascii", "ignore").decode()

@@ -12,7 +12,7 @@ DURATION = rf"(?:{_PART})+"
 """Regular expression of a duration; use it with `re.ASCII`."""
 
 LONGEST_S = 366 * 86_400.0
-"""A year. More is certainly a typing error, and clocks of operating systems cover only some years."""
+"""A year. A longer duration is certainly a typo, and the clocks of operating systems cover only some years."""
 
 
 def seconds_of(text: str, *, name: str, least_s: float = 0.0) -> float:
@@ -20,7 +20,7 @@ def seconds_of(text: str, *, name: str, least_s: float = 0.0) -> float:
 
     Args:
         text: `90s`, `10m`, `1h30m` or `1.5d`.
-        name: The option, for the message.
+        name: Name of the option, for the message.
         least_s: Shortest duration that is allowed, seconds.
 
     Raises:

@@ -2,7 +2,7 @@
 
 UserError              exit 2, HTTP 400: the rule; what was received; the next action
 |- ConfigError         stoker.yaml, --set, the user's module
-|- DataError           the user's data: names file, row and column
+|- DataError           the user's data; the rule names file, row and column
 |- BusyError           another process uses what is needed
 CheckFailed            exit 3: a gate or a check failed
 Preempted              exit 75: the process got a signal to end, and has saved its state
@@ -28,7 +28,7 @@ EXIT_INTERRUPTED = 130
 
 
 class _Unset:
-    """Marks an argument that was not given, because None can be a received value."""
+    """Marks an argument that was not given: None cannot mark it, because None can be a received value."""
 
 
 _UNSET = _Unset()
@@ -57,7 +57,7 @@ class UserError(Exception):
         parts = [self.rule + "."]
         if not isinstance(self.got, _Unset):
             shown = _shown(self.got)
-            # The received value may be a whole sentence: another error's line.
+            # The received value may already end with a period: it can be the line of another error.
             parts.append(f"Received: {shown}" + ("" if shown.endswith(".") else "."))
         if self.fix:
             parts.append(self.fix)
@@ -86,19 +86,19 @@ class CheckFailed(UserError):
 
 
 class Preempted(UserError):
-    """The process got a signal to end (SIGTERM, Slurm's SIGUSR1); its state is saved for the next one."""
+    """The process got a signal to end (SIGTERM, Slurm's SIGUSR1); its state is saved for the next process."""
 
     exit_code = EXIT_PREEMPTED
 
 
 class Superseded(UserError):
-    """A later start of the same job has begun: this one must not write, and must not be started again."""
+    """A later start of the same job has begun: this process must not write, and must not be started again."""
 
     exit_code = EXIT_SUPERSEDED
 
 
 _SHOWN_CHARS = 200
-"""Most characters of a received value in an error."""
+"""Maximum number of characters of a received value that an error shows."""
 
 
 def _shown(value: object) -> str:
@@ -115,7 +115,7 @@ class Finding:
     """One result of a check of a run, a script or a machine."""
 
     kind: str
-    """Its name for programs, e.g. `retraces` or `xla_unused`."""
+    """Name of the kind of finding, for programs, e.g. `retraces` or `xla_unused`."""
 
     severity: Literal["error", "warning"]
     """An error ends the run or fails the check; a warning is logged."""
@@ -128,12 +128,12 @@ class Finding:
 
     @staticmethod
     def error(kind: str, message: str, fix: str) -> Finding:
-        """A finding that ends the run or fails the check."""
+        """Return a finding that ends the run or fails the check."""
         return Finding(kind=kind, severity="error", message=message, fix=fix)
 
     @staticmethod
     def warning(kind: str, message: str, fix: str) -> Finding:
-        """A finding that is logged."""
+        """Return a finding that is only logged."""
         return Finding(kind=kind, severity="warning", message=message, fix=fix)
 
     def line(self) -> str:
@@ -146,11 +146,11 @@ class Finding:
 
 
 _ABBREVIATION = 3
-"""Shortest beginning of a name that counts as an abbreviation: `acc` is `accuracy`, not `auc`."""
+"""Minimum length of a name's beginning that is accepted as an abbreviation: `acc` means `accuracy`, not `auc`."""
 
 
 def nearest(name: str, known: Iterable[str]) -> str:
-    """The next action for an unknown name: the nearest known one, else all of them."""
+    """Return what to do about an unknown name: use the most similar known name, or one of all known names."""
     names = sorted(known)
     longer = [each for each in names if len(name) >= _ABBREVIATION and each.startswith(name)]
     close = longer if len(longer) == 1 else difflib.get_close_matches(name, names, n=1)

@@ -1,7 +1,7 @@
 """Files that are either complete or absent, and whose damage is detected.
 
-Everything that a run publishes goes through `write_atomic` or `publish_folder`. In a job they first check
-that no later start of it has begun (`incarnation`).
+Everything that a run publishes goes through `write_atomic` or `publish_folder`. In a job, both functions first check
+that no later start of the job has begun (`incarnation`).
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from stoker.core.incarnation import own_incarnation, require_newest
 from stoker.core.lock_file import take_lock
 
 _READ_BYTES = 1 << 20
-"""Bytes read at a time when a file is hashed: large enough to hide the system call."""
+"""Bytes read at a time when a file is hashed: so many that the system calls cost almost nothing."""
 
 
 def sha256_file(path: Path) -> str:
@@ -35,7 +35,7 @@ def sha256_file(path: Path) -> str:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Flush the names in a folder to disk: only then does a rename survive a power failure."""
+    """Flush the names in a folder to disk; without this a rename may be lost in a power failure."""
     _fsync(folder)
 
 
@@ -55,8 +55,8 @@ def full_disk_is_named(
     """Turn "no space left on device" into an error that says how much space is free.
 
     Args:
-        target: What is written.
-        need_bytes: Called for the error: how much more has to be written; None if unknown.
+        target: The file or folder that is written.
+        need_bytes: Called for the error; returns how many more bytes have to be written, None if unknown.
     """
     try:
         yield
@@ -87,8 +87,8 @@ def writable(folder: Path, *, what: str, fix: str) -> Iterator[None]:
         fix: The next action.
 
     Raises:
-        UserError: the disk is full or read-only, the folder belongs to another user, a file has its
-            name, or the name is not possible.
+        UserError: the disk is full or read-only, the folder belongs to another user, a file has the folder's name, or
+            the name is not allowed.
     """
     try:
         with full_disk_is_named(folder):
@@ -108,7 +108,7 @@ class FullDisk(UserError):
     """The disk is full; no partly written file is visible."""
 
     def __init__(self, target: Path, *, need_bytes: int | None) -> None:
-        """Build the message: the free space on the disk of `target`, and how much more is needed."""
+        """Build the message from the free space on the disk of `target` and from the space that is still needed."""
         self.need_bytes = need_bytes
         folder = next(parent for parent in [target, *target.parents] if parent.exists())
         needed = (
@@ -174,11 +174,11 @@ def read_json(path: Path) -> Any:
 
 @contextlib.contextmanager
 def alone(lock: Path, *, give_up_s: float | None = None) -> Iterator[None]:
-    """Wait until no other process holds this lock file; the kernel frees it when its owner dies.
+    """Wait for a lock file, and hold it inside the block; the kernel frees it if the process dies.
 
     Args:
         lock: The file.
-        give_up_s: Longest wait, seconds; None: no limit.
+        give_up_s: Maximum wait, seconds; None: no limit.
 
     Raises:
         BusyError: another process held the lock all this time.
@@ -192,11 +192,11 @@ def alone(lock: Path, *, give_up_s: float | None = None) -> Iterator[None]:
 
 @contextlib.contextmanager
 def lasting_folder(final: Path, key: str) -> Iterator[Path]:
-    """Yield a hidden folder next to `final` that the next process finds by its key after a kill.
+    """Yield a hidden folder next to `final`; if this process is killed, the next one finds the folder by its key.
 
-    Folders of other keys are removed, because nothing continues them. At the end it is removed if it
-    holds no file, unless it was renamed. In a job each start has a name of its own for it, so that an earlier
-    start that wakes up does not find its files.
+    Folders of other keys are removed, because no process would continue their work. At the end of the block the folder
+    is removed if it holds no file, unless it was renamed. In a job the name of the folder also depends on the start of
+    the job, so that an earlier start that wakes up cannot touch the files of a later one.
 
     Args:
         final: The final path of the content.
@@ -222,8 +222,8 @@ def lasting_folder(final: Path, key: str) -> Iterator[Path]:
 def sweep(folder: Path, name: str) -> None:
     """Remove the partial files that a killed writer of `name` (`*`: any name) left in a folder.
 
-    Call it only if no other process writes there. A later start of a job removes in this way what an earlier
-    one is about to rename.
+    Call it only if no other process writes there. A later start of a job also removes the files that an earlier start
+    is about to rename.
 
     Raises:
         Superseded: a later start of this process's job has begun.

@@ -1,11 +1,11 @@
 """The files in an experiment's folder that may be its code or data, and the folders that the code lists.
 
-A listed folder counts by the names in it, except names that the run creates. In a folder from which the
+A listed folder is an input of the run: the names in it, except names that the run creates. In a folder from which the
 run reads data, a new name belongs to the run only if this process has provably created it.
 
-The audit hook sees listings by Python, and the line of code that makes them. inotify sees all others,
-but not who makes them. Such a folder counts if a file in it was read, too, and if it holds no Python
-module, because Python's imports also list folders.
+Python's audit hook reports listings by Python code, with the line of code. inotify reports all other listings, but not
+which process made them. A folder that only inotify has reported is an input if a file in it was read, too, and if it
+holds no Python module: Python's imports also list folders.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MAX_FILE_BYTES = 64 << 20
-"""A larger file counts by its size and time instead of its content."""
+"""Of a larger file, size and time are recorded instead of a hash of its content."""
 
 SKIPPED = frozenset(
     [
@@ -31,18 +31,18 @@ SKIPPED = frozenset(
         *("nohup.out", ".stokerignore", ".DS_Store", ".tune"),
     ]
 )
-"""Files in an experiment's folder that are not code; settings count separately."""
+"""Names in an experiment's folder that are neither code nor data. `stoker.yaml` is among them because settings are
+fingerprinted separately."""
 
 _PASSING = (
     *("*.log", ".lock", ".*.lock", ".cluster-*.json", "*.swp", "*.swo", "*~", ".#*", "#*#"),
     *("*.tmp", "*.pyc", "*.ipynb", "core.[0-9]*"),
 )
-"""Names of files that appear next to the code but are not code: logs, locks, editors' copies,
-notebooks."""
+"""Name patterns of files that appear next to the code but are not code: logs, locks, editors' copies, notebooks."""
 
 IGNORE_FILE = ".stokerignore"
-"""File with more such patterns, one per line, as in `.gitignore` without `!` and `**`. A line that
-starts with `$` names environment variables."""
+"""File in which the user lists more patterns of files that are not code, one per line, as in `.gitignore` without `!`
+and `**`. A line that starts with `$` is a pattern of environment variables."""
 
 _PASSING_VARIABLES = (
     *("PATH", "HOME", "PWD", "OLDPWD", "USER", "LOGNAME", "SHELL", "TERM", "HOST", "HOSTNAME"),
@@ -52,30 +52,32 @@ _PASSING_VARIABLES = (
     *("MASTER_*", "OMP_NUM_THREADS", "WANDB_*", "MLFLOW_*", "COMET_*", "NEPTUNE_*", "*_TOKEN"),
     *("*_KEY", "*_SECRET", "*_PASSWORD", "AWS_*", "GOOGLE_APPLICATION_CREDENTIALS"),
 )
-"""Variables of the machine, the launcher, the experiment tracker and credentials. A restarted job
-has different values but is the same job."""
+"""Patterns of environment variables that the machine, the launcher, the experiment tracker or a login sets. They are
+not inputs: a restarted job has other values but is the same job."""
 
 _HALF_WRITTEN = ".stoker."
 """Start of the name of a temporary file that a killed process may leave behind."""
 
 _RUN, _VERSION = ("run.json", "lock"), ("stoker.manifest.json",)
-"""Files that each run, or each version of a model, has: its folder never counts, wherever it is."""
+"""Files in each folder of a run, and in each folder of a model's version. Such a folder is never an input, wherever it
+is."""
 
 _LOOKED_AT = 100
-"""Most entries of a folder that are looked at to learn whether it holds only runs or versions."""
+"""Maximum number of entries of a folder that are checked to learn whether it holds only runs or versions."""
 
 _NEXT_TO_VERSIONS = "aliases.json"
 """File that may be next to the versions of a model."""
 
 MAX_FILES = 100_000
-"""Limit of files and folders in an experiment's folder that are observed; the state of each is kept."""
+"""Maximum number of files and folders in an experiment's folder that are observed: the state of each is kept in
+memory."""
 
 
 class Ignored:
-    """Decides which files in a user's folder are neither code nor data; `.stokerignore` applies too."""
+    """Decides which files in a user's folder are neither code nor data; `.stokerignore` may name more of them."""
 
     def __init__(self, folder: Path, *, also: Iterable[str] = ()) -> None:
-        """Args: folder: The user's folder; also: more patterns, as in `.stokerignore`."""
+        """Args: folder: The user's folder; also: more patterns, in the form of `.stokerignore`."""
         own = [line.strip("/") for line in _own_lines(folder) if not line.startswith("$")]
         own += also
         self._root = folder
@@ -83,11 +85,11 @@ class Ignored:
         self._folder = functools.cache(self._of_folder)
 
     def __call__(self, path: Path) -> bool:
-        """Whether a file below the folder is ignored, itself or with a folder that contains it."""
+        """Whether a file in the user's folder is ignored, or a folder that contains it."""
         return self.file(path.relative_to(self._root).as_posix())
 
     def file(self, name: str) -> bool:
-        """The same by its name, relative to the folder."""
+        """Whether a file is ignored, or a folder that contains it; `name` is relative to the user's folder."""
         parent, _, last = name.rpartition("/")
         return self.named(name, last) or (bool(parent) and self._folder(parent))
 
@@ -107,7 +109,7 @@ class Ignored:
         )
 
     def enters(self, entry: os.DirEntry[str], name: str) -> bool:
-        """Whether an entry is a folder whose content counts. Links to folders are not followed.
+        """Whether an entry is a folder whose content may be an input. Links to folders are not followed.
 
         Args:
             entry: A file or a folder whose name is not ignored.
@@ -119,8 +121,8 @@ class Ignored:
         """Whether a folder holds an experiment's outputs, and nothing else.
 
         Args:
-            name: Relative to the folder.
-            versions: Whether versions of a model are such outputs, not only runs.
+            name: Path relative to the user's folder.
+            versions: Whether versions of a model are such outputs too, not only runs.
         """
         kinds = (_RUN, _VERSION) if versions else (_RUN,)
         held = [
@@ -140,23 +142,23 @@ def _has(folder: Path, files: Iterable[str]) -> bool:
 
 
 def _matches_any(patterns: Iterable[str]) -> Callable[[str], bool]:
-    """A test for names that match one of the patterns."""
+    """Return a function that tells whether a name matches one of the patterns."""
     each = re.compile("|".join(map(fnmatch.translate, patterns)) or "(?!)")
     return lambda name: each.match(name) is not None
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Place:
-    """One folder of a walk."""
+    """One folder that `walk` visits."""
 
     name: str
-    """Path relative to the start of the walk; `.` for the start itself."""
+    """Path relative to the first folder of the walk; `.` for the first folder itself."""
 
     files: list[os.DirEntry[str]]
-    """Its files that are not ignored, sorted by name; also links, and folders whose content is ignored."""
+    """The folder's files that are not ignored, sorted by name; also links, and folders whose content is ignored."""
 
     left_out: bool = False
-    """True if it has too many entries: then `files` is empty and the walk skips all that is below."""
+    """True if the folder has too many entries: then `files` is empty, and the walk skips all folders below it."""
 
 
 def walk(
@@ -164,14 +166,14 @@ def walk(
 ) -> Iterator[Place]:
     """Yield a folder and the folders below it, without ignored ones. No file is opened.
 
-    Each folder may use up to half of the remaining limit. So a large folder is left out, and small
-    folders after it are not.
+    Each folder may use up to half of what remains of the limit. So a large folder is left out, but small folders after
+    it are not.
 
     Args:
         folder: The user's folder.
-        is_ignored: Made for the same folder.
+        is_ignored: The `Ignored` of the same folder.
         outputs: Folders to skip, with everything below them.
-        most: Limit of files and folders in the whole walk.
+        most: Maximum number of files and folders in the whole walk.
     """
     left, ahead = most, deque([ROOT])
     while ahead:
@@ -198,7 +200,7 @@ ROOT = "."
 
 
 def within(folder: str, name: str) -> str:
-    """Join a folder's relative path and the name of an entry in it."""
+    """Return the relative path of an entry, from the relative path of its folder and its name."""
     return name if folder == ROOT else f"{folder}/{name}"
 
 
@@ -218,13 +220,13 @@ def _is_folder(entry: os.DirEntry[str]) -> bool:
 
 
 def ignored_outside(folder: Path) -> Callable[[str], bool]:
-    """Return a test for files outside a user's folder, by the absolute patterns in `.stokerignore`."""
+    """Return a test for ignored files outside the user's folder: absolute patterns in `.stokerignore`."""
     own = [line for line in _own_lines(folder) if line.startswith("/")]
     return lambda path: any(fnmatch.fnmatchcase(path, pattern) for pattern in own)
 
 
 def ignored_variables(folder: Path) -> Callable[[str], bool]:
-    """Return a test for environment variables that do not affect a run; `.stokerignore` adds more."""
+    """Return a test for environment variables that do not affect a run; `.stokerignore` may name more."""
     own = [line[1:] for line in _own_lines(folder) if line.startswith("$")]
 
     def is_ignored(name: str) -> bool:
@@ -240,11 +242,11 @@ def _own_lines(folder: Path) -> list[str]:
 
 
 def folder_files(folder: Path, outputs: Collection[Path]) -> dict[str, str]:
-    """Every file that may be code or data: path relative to the folder -> content mark.
+    """Return every file that may be code or data: path relative to the folder -> mark of its content (`file_mark`).
 
     Args:
         folder: The user's folder.
-        outputs: Folders that Stoker writes; they do not count.
+        outputs: Folders that Stoker writes; they are left out.
     """
     places = walk(folder, is_ignored=Ignored(folder), outputs=outputs)
     files = sorted(Path(each.path) for place in places for each in place.files if each.is_file())
@@ -252,14 +254,14 @@ def folder_files(folder: Path, outputs: Collection[Path]) -> dict[str, str]:
 
 
 def file_mark(path: Path) -> str:
-    """A file's content as text: its SHA-256, or size and time for a large one."""
+    """Return a text that changes with a file's content: its SHA-256; for a large file, its size and time."""
     if path.stat().st_size > MAX_FILE_BYTES:
         return time_mark(path)
     return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def time_mark(path: Path) -> str:
-    """Size and time of the last change."""
+    """Return a text with a file's size and the time of its last change."""
     facts = path.stat()
     return f"{facts.st_size} bytes, {facts.st_mtime_ns}"
 
@@ -270,17 +272,17 @@ def is_time_mark(mark: str) -> bool:
 
 
 MAX_OWN = 1_000
-"""If a run creates more names than this in a folder, the folder's listing does not count."""
+"""If a run creates more names than this in a folder, the names in that folder are not an input."""
 
 
 def listing_mark(folder: Path, name: str, *, own: Collection[str]) -> str:
-    """The mark of the names in a folder now; empty if the folder does not exist.
+    """Return a hash of the names that are now in a folder; empty if the folder does not exist.
 
     Args:
         folder: The user's folder.
         name: The listed folder, relative to the user's.
-        own: Names that do not count, relative to the user's folder. A name that ends in `/` is a
-            folder in which models of other experiments do not count. Their runs never count.
+        own: Names to leave out, relative to the user's folder. A name that ends in `/` is a folder in which models of
+            other experiments are left out. Runs of other experiments are always left out.
     """
     is_ignored, with_versions = Ignored(folder), f"{name}/" in own
     try:
@@ -315,8 +317,8 @@ class Listings:
         """Start with the records of the run's earlier processes.
 
         Args:
-            at_begin: Names at the start of the run, relative to the user's folder. The name of a
-                folder ends in `/` if its files are among them.
+            at_begin: Names at the start of the run, relative to the user's folder. The name of a folder ends in `/` if
+                the names in the folder are known.
             own: Names that the run has created.
             appeared: Names that the run or another process has created.
             counted: Folders that were listed.
@@ -346,13 +348,13 @@ class Listings:
         return f"{name}/" in self._at_begin
 
     def listed(self, name: str) -> bool:
-        """Record that the user's code lists a folder. True if this is new and the folder counts."""
+        """Record that the user's code lists a folder. True if this is new and the folder may be an input."""
         new = name not in self._counted and self.is_folder(name)
         self._counted |= {name} if new else set()
         return new
 
     def seen(self, name: str) -> bool:
-        """Record that an unknown process lists a folder. True if this is new and the folder counts."""
+        """Record that an unknown process lists a folder. True if this is new and the folder may be an input."""
         new = name not in self._seen and name in self._with_reads - self._with_modules
         self._seen.add(name)
         return new
@@ -384,7 +386,7 @@ class Listings:
         return _add(self._own if by_run else self._appeared, name)
 
     def _counts(self, name: str) -> bool:
-        """Whether a listed folder counts: its names are known, and the run has not created too many."""
+        """Whether a listed folder is an input: its names at the start are known, and the run added few names."""
         most = max(
             len(self._own.get(name, ())),
             0 if name in self._with_reads else len(self._appeared.get(name, ())),
@@ -392,7 +394,7 @@ class Listings:
         return self.is_folder(name) and most <= MAX_OWN
 
     def marks(self, *, own: Collection[str]) -> dict[str, str]:
-        """Listed folder -> mark of its names at the start of the run, without the run's own names."""
+        """Return listed folder -> hash of its names at the start of the run, without the names in `own`."""
         counted = self._counted | ((self._seen & self._with_reads) - self._with_modules)
         names: dict[str, list[str]] = {name: [] for name in counted if self._counts(name)}
         if names:
@@ -404,7 +406,7 @@ class Listings:
 
 
 def _add(names: dict[str, set[str]], name: str) -> bool:
-    """Add a name under its folder, up to the limit. True if it was added."""
+    """Add a name to the set of its folder, up to the limit. True if it was added."""
     there = names.setdefault(parent_of(name), set())
     if name in there or len(there) > MAX_OWN:
         return False
@@ -413,5 +415,5 @@ def _add(names: dict[str, set[str]], name: str) -> bool:
 
 
 def parent_of(name: str) -> str:
-    """The folder that contains a file or folder; both paths are relative to the user's folder."""
+    """Return the folder that contains a file or folder; both paths are relative to the user's folder."""
     return name.rpartition("/")[0] or ROOT

@@ -6,20 +6,20 @@ import re
 from pathlib import Path
 
 REPOSITORY = ".git"
-"""In the root of a repository: a folder, or a file in further work trees."""
+"""Name of git's data in the root of a repository: a folder; in an additional work tree, a file."""
 
 _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 def up_to_repository(folder: Path) -> list[Path]:
-    """Return a folder and those above it up to its repository's root; outside a repository only the folder."""
+    """Return a folder and its parents up to the root of its repository; only the folder outside a repository."""
     found = [folder.resolve(), *folder.resolve().parents]
     root = next((each for each in found if (each / REPOSITORY).exists()), found[0])
     return found[: found.index(root) + 1]
 
 
 def git_commit(folder: Path) -> str:
-    """Return the checked-out commit of a folder's repository; "" without one."""
+    """Return the checked-out commit of a folder's repository; "" if there is no repository or no commit."""
     *_, root = up_to_repository(folder)
     try:
         return _head(root / REPOSITORY)
@@ -29,7 +29,7 @@ def git_commit(folder: Path) -> str:
 
 def _head(git: Path) -> str:
     if git.is_file():
-        # In a worktree or submodule: `gitdir: PATH`.
+        # In an additional work tree or a submodule, `.git` is a file with the line `gitdir: PATH`.
         git = git.parent / git.read_text().removeprefix("gitdir:").strip()
     head = (git / "HEAD").read_text().strip()
     if not head.startswith("ref:"):

@@ -2,8 +2,8 @@
 
 A scheduler starts a job again when it believes that the machine of the earlier start is gone. That
 machine may still work: it was cut off from the network, or was suspended. Each start takes the next
-number by creating the file `incarnations/N` in the job's folder, and every write of a process
-whose `STOKER_INCARNATION` names a lower number is refused (decision 0080).
+number by creating the file `incarnations/N` in the job's folder, and a process whose `STOKER_INCARNATION` has a lower
+number may no longer write (decision 0080).
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from pathlib import Path
 from stoker.core.errors import ConfigError, Plain, Superseded, UserError
 
 VARIABLE = "STOKER_INCARNATION"
-"""Environment variable of all processes of a job's task: `FOLDER:N`, the job's folder and the number."""
+"""Environment variable of all processes of a job's task: `FOLDER:N`, the job's folder and the number of the start."""
 
 INCARNATIONS = "incarnations"
-"""Folder of the numbers, in the job's folder."""
+"""Name of the folder, inside the job's folder, that holds a file for each number."""
 
 RUN_OF_JOB = "run"
 """File in the job's folder: the path of the run that its newest start works on."""
@@ -36,15 +36,15 @@ class Incarnation:
     """Folder of the job."""
 
     number: int
-    """Its number, from 1."""
+    """Number of the start, from 1."""
 
     @property
     def folder(self) -> Path:
-        """Folder in which the tasks of this start find each other."""
+        """Folder in which the tasks of this start exchange their addresses."""
         return self.job / INCARNATIONS / f"{self.number}.tasks"
 
     def to_environment(self) -> dict[str, str]:
-        """Return the variable that its processes inherit."""
+        """Return the environment variable that the processes of this start inherit."""
         return {VARIABLE: f"{self.job}:{self.number}"}
 
     def newest(self) -> int:
@@ -54,7 +54,8 @@ class Incarnation:
             UserError: the job's folder is missing, or cannot be read.
         """
         try:
-            # A listing, not a look-up of N + 1: NFS answers for a missing name from its cache.
+            # List the folder instead of checking for N + 1: NFS may still report from its cache that this name does
+            # not exist.
             return max(_numbers(self.job), default=0)
         except OSError as error:
             raise UserError(
@@ -79,12 +80,12 @@ class Incarnation:
             )
 
     def replaces(self, other: Incarnation | None) -> bool:
-        """Whether it is a later start of the same job."""
+        """Whether this is a later start of the same job than `other`."""
         return other is not None and other.job == self.job and other.number < self.number
 
 
 def parse_incarnation(text: str) -> Incarnation | None:
-    """Return the start in the text `FOLDER:N`; None if the text has another form."""
+    """Return the start that a text of the form `FOLDER:N` names; None if the text has another form."""
     folder, _, number = text.strip().rpartition(":")
     return Incarnation(job=Path(folder), number=int(number)) if folder and _counts(number) else None
 
@@ -120,7 +121,7 @@ def require_newest() -> None:
 
 
 def is_newest() -> bool:
-    """Whether this process may still write, for writes that are silently omitted otherwise."""
+    """Whether this process may still write. For callers that skip the write, without an error, if it may not."""
     try:
         require_newest()
     except UserError:
@@ -129,10 +130,10 @@ def is_newest() -> bool:
 
 
 def take_next(job: Path) -> int:
-    """Allocate the next number of a job, which no other start gets, and return it.
+    """Reserve the next number of a job, which no other start can get, and return it.
 
     Args:
-        job: Folder of the job, which exists.
+        job: Folder of the job; it must exist.
 
     Raises:
         OSError: the folder cannot be written.

@@ -1,4 +1,4 @@
-"""Lock files that name their holder, so that a waiting process can name it."""
+"""Lock files that contain the name of the process that holds them, so that a waiting process can report it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import IO
 from stoker.core.errors import BusyError, Plain
 
 NOTICE_S = 5.0
-"""Wait after which a line names the holder, seconds."""
+"""After waiting this long, a process logs who holds the lock, seconds."""
 
 _POLL_S = 0.001, 0.1
 """First and longest pause between two attempts, seconds."""
@@ -26,16 +26,16 @@ _log = logging.getLogger(__name__)
 
 
 def owner_line() -> str:
-    """Return the line by which this process is named in a lock file."""
+    """Return the line that this process writes into a lock file to identify itself."""
     return f"pid {os.getpid()} on {socket.gethostname()}"
 
 
 def take_lock(lock: Path, *, give_up_s: float | None = None) -> IO[str]:
-    """Wait for a lock file; closing the returned stream frees it, and so does the end of the process.
+    """Wait for a lock file, and hold it until the returned stream is closed or the process ends.
 
     Args:
         lock: The file, in a folder that exists.
-        give_up_s: Longest wait, seconds; None: no limit, because the holder may work for hours.
+        give_up_s: Maximum wait, seconds; None: no limit, because the holder may work for hours.
 
     Raises:
         BusyError: another process held the lock all this time.
@@ -43,7 +43,7 @@ def take_lock(lock: Path, *, give_up_s: float | None = None) -> IO[str]:
     began_s, pause_s, noticed = time.monotonic(), _POLL_S[0], False
     while True:
         with contextlib.ExitStack() as opened:
-            # Opened for each attempt: the file of a machine that is gone may be deleted meanwhile.
+            # Open the file again for each attempt: a user may meanwhile delete the file of a machine that is gone.
             stream = opened.enter_context(lock.open("a+", encoding="utf-8", errors="replace"))
             try:
                 fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -62,12 +62,12 @@ def take_lock(lock: Path, *, give_up_s: float | None = None) -> IO[str]:
         if waited_s > NOTICE_S and not noticed:
             noticed = True
             _log.warning("waiting for %s: %s", lock, held)
-        time.sleep(pause_s)  # a blocking call could not give up
+        time.sleep(pause_s)  # a blocking call could not end after `give_up_s`
         pause_s = min(2 * pause_s, _POLL_S[1])
 
 
 def _is_at(stream: IO[str], lock: Path) -> bool:
-    """Whether a lock file was not deleted since it was opened: another process may hold a new one."""
+    """Whether the opened file is still the one at this path; if not, another process may hold a new file there."""
     try:
         return os.path.samestat(os.fstat(stream.fileno()), lock.stat())
     except FileNotFoundError:
@@ -75,13 +75,14 @@ def _is_at(stream: IO[str], lock: Path) -> bool:
 
 
 def _write_owner(stream: IO[str]) -> None:
-    with contextlib.suppress(OSError):  # on a full disk, the lock works without the name
+    # On a full disk the lock still works, without the name of its holder.
+    with contextlib.suppress(OSError):
         os.ftruncate(stream.fileno(), 0)
         os.write(stream.fileno(), f"{owner_line()}\n".encode())
 
 
 def _held(stream: IO[str]) -> str:
-    """Return who holds a lock, for how long, and what helps if it never frees it."""
+    """Return who holds a lock, for how long, and what to do if that process cannot free it."""
     stream.seek(0)
     owner = _OWNER.match(stream.read(200))
     if owner is None:
@@ -99,5 +100,5 @@ def _is_suspended(pid: int) -> bool:
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return False  # of another container
+        return False  # the process is in another container
     return text.rpartition(")")[2].split()[0] in ("T", "t")

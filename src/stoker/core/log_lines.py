@@ -1,8 +1,8 @@
-"""Messages as JSON, one object a line: time, level, run, worker, message (`--log-json`).
+"""Log messages as JSON, one object per line: time, level, run, worker, message (`--log-json`).
 
-Everything that the process writes to standard error becomes such lines too, so that programs need not read two formats. Child
-processes inherit the choice by an environment variable. Text that a native library writes directly to the descriptor stays
-as it is.
+Everything that the process writes to standard error becomes such lines, so that programs need to read only one format.
+An environment variable makes child processes do the same. Text that a native library writes directly to the descriptor
+is not changed.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, TextIO, cast
 FLAG = "--log-json"
 
 VARIABLE = "STOKER_LOG_JSON"
-"""Environment variable of child processes."""
+"""Environment variable that makes a child process write JSON, too."""
 
 KEYS = ("time", "level", "run", "worker", "message")
 """The fields of every line, in this order."""
@@ -30,10 +30,10 @@ _NAMES = (
     *("password", "passwd", "secret", "token", "signature", "credential"),
     *("api_key", "apikey", "api-key", "access_key", "private_key"),
 )
-"""Endings of the names of secrets."""
+"""How the names of settings and variables with secret values end."""
 
 _VALUE = r"[\"']?\s*[=:]\s*[\"']?[^\s\"',&;]+"
-"""What follows the name: = or :, and the secret, perhaps in quotes."""
+"""Matches what follows such a name: = or :, and the secret, perhaps in quotes."""
 
 _SECRETS = tuple(
     re.compile(pattern, re.IGNORECASE)
@@ -48,13 +48,13 @@ _SECRETS = tuple(
 )
 
 _OF_WORKER = re.compile(r"\[worker (\d+)\] (.*)", re.DOTALL)
-"""The launcher's mark on the output of a worker."""
+"""Matches a line of a worker's output, to which the launcher has added `[worker N]`."""
 
 _facts = {"run": "", "worker": ""}
 
 
 def wants_json(arguments: list[str], environ: Mapping[str, str]) -> bool:
-    """Return whether a command line or the environment asks for JSON."""
+    """Return whether a command line or an environment requires JSON."""
     return FLAG in arguments or environ.get(VARIABLE) == "1"
 
 
@@ -88,14 +88,14 @@ def write_error(text: str) -> bool:
 
 
 def json_line(level: str, message: str, **more: Any) -> str:
-    """Return one line, without a line break."""
+    """Return a message as one JSON object, without a line break."""
     at = datetime.now(UTC).isoformat(timespec="milliseconds")
     values = {"time": at, "level": level, **_facts, "message": redacted(message)} | more
     return json.dumps(values, ensure_ascii=False)
 
 
 def redacted(text: str) -> str:
-    """Return a text without passwords, tokens and keys, as far as their form identifies them."""
+    """Return a text without the passwords, tokens and keys that can be recognized by their form."""
     for pattern in _SECRETS:
         text = pattern.sub(_hidden, text)
     return text
@@ -107,7 +107,7 @@ def _hidden(match: re.Match[str]) -> str:
 
 
 class JsonFormatter(logging.Formatter):
-    """Formats a log record as a line."""
+    """Formats a log record as a line of JSON."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line; a traceback is part of the message."""
@@ -118,7 +118,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class JsonStream:
-    """Accepts text, and writes each line of it as JSON; lines that are already JSON stay."""
+    """A text stream that writes each line as JSON; a line that is already JSON is not changed."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -126,9 +126,9 @@ class JsonStream:
         self._lock = threading.RLock()
 
     def write(self, text: str) -> int:
-        """Write the complete lines."""
+        """Write the lines that are complete, and keep the rest."""
         if not isinstance(text, str):
-            raise TypeError("a stream of text takes text")
+            raise TypeError("a text stream accepts only str")
         with self._lock:
             *lines, self._partial = (self._partial + text).split("\n")
             for line in lines:
@@ -136,7 +136,7 @@ class JsonStream:
         return len(text)
 
     def flush(self) -> None:
-        """Flush; an incomplete line stays until its end."""
+        """Flush the stream; an incomplete line is not written before its end."""
         self._stream.flush()
 
     def close(self) -> None:
@@ -146,7 +146,7 @@ class JsonStream:
             self._write_line(line)
 
     def isatty(self) -> bool:
-        """Return False: a program reads it."""
+        """Return False: the output is for a program, not for a terminal."""
         return False
 
     def emit(self, line: str) -> None:
@@ -177,7 +177,7 @@ def _as_json(line: str) -> str:
         return line
     if redacted(line) != line:
         return json_line("info", line.strip())
-    # For example a line of the access log.
+    # Another JSON object, for example a line of the access log.
     return json_line("info", "", fields=found)
 
 

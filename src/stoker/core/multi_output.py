@@ -1,7 +1,7 @@
 """Values that a model has for each of its outputs: a label, a loss, classes, a task.
 
-Inside Stoker they are a mapping by the output's name. A model with a single output uses the name
-`ONLY`, which is never shown: settings, batches, files and metric names hold the value without a name.
+Stoker's code holds them in a mapping: name of the output -> value. If a model has a single output, the key is `ONLY`.
+Users never see this key: settings, batches, files and metric names then hold the value itself.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ def by_output(value: Value | Mapping[str, Value]) -> dict[str, Value]:
 
 
 def alone(values: Mapping[str, Value]) -> Value | dict[str, Value]:
-    """Return the value of the only output without its name; for several outputs, the mapping."""
+    """Return only the value if the model has one output; for several outputs, return the mapping."""
     return values[ONLY] if set(values) == {ONLY} else dict(values)
 
 
 def of_output(output: str, name: str) -> str:
-    """Return the name of something that belongs to an output, as Keras forms it."""
+    """Return a name with the output's name as its prefix, in Keras's form; the only output has no prefix."""
     return f"{output}_{name}" if output else name

@@ -1,4 +1,4 @@
-"""Compiles Stoker's C code to a library, once for each machine, compiler and header."""
+"""Compiles Stoker's C code to a library, once for each combination of machine, compiler and headers."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ from stoker.core.files import (
 from stoker.core.fingerprint import fingerprint
 
 _FLAGS = ("-std=gnu11", "-O3", "-march=native", "-ffp-contract=off", "-fPIC", "-shared", "-Wall")
-"""Without fused multiply-add: sums are rounded like TensorFlow's."""
+"""Compiler options. Without fused multiply-add, sums are rounded as in TensorFlow."""
 
 _TIMEOUT_S = 120.0
-"""Time limit of the compiler, seconds; it takes 2 s."""
+"""Time limit of the compiler, seconds; it usually takes 2 s."""
 
 _FILE = "compiled.so"
 _HASHES = "files.json"
@@ -38,7 +38,7 @@ class NotBuilt(Exception):
 
 
 def load_compiled(source: Path, *libraries: str) -> ctypes.CDLL:
-    """Return the library of a C file, compiled if necessary.
+    """Compile a C file, if that was not done before, and return the loaded library.
 
     Args:
         source: The file.
@@ -77,7 +77,7 @@ def _cache() -> Path:
 
 
 def _key(compiler: str, source: Path) -> str:
-    """Return a key that depends on source and headers (the preprocessed text), compiler and machine."""
+    """Return a key that depends on the preprocessed source (with its headers), the compiler and the machine."""
     text = _run([compiler, *_FLAGS, "-E", "-P", str(source)])
     return fingerprint(
         [text, _run([compiler, "--version"]), _FLAGS, platform.machine(), _features()]
@@ -85,7 +85,7 @@ def _key(compiler: str, source: Path) -> str:
 
 
 def _features() -> str:
-    """Return the processor's features: `-march=native` uses all of them."""
+    """Return the processor's features, because `-march=native` compiles for all of them."""
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:

@@ -11,7 +11,7 @@ from typing import Any
 import pynvml
 
 Handle = Any
-"""A GPU or a MIG slice, for NVML."""
+"""NVML's handle of a GPU or of a MIG slice."""
 
 MISSING_LIBRARY = pynvml.NVML_ERROR_LIBRARY_NOT_FOUND
 
@@ -23,11 +23,12 @@ THROTTLE_REASONS = {
     "heat (driver)": pynvml.nvmlClocksEventReasonSwThermalSlowdown,
     "power brake": pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown,
 }
-"""Reasons for lower clocks that can be fixed -> their bit; idleness is not one."""
+"""Reasons for reduced clocks that a user can fix -> NVML's bit. An idle GPU also reduces its clocks, but that is
+normal."""
 
 
 class NvmlError(Exception):
-    """No driver answers: its library is missing, it is not loaded, or their versions differ."""
+    """No driver answers: its library is missing, it is not loaded, or the versions of library and driver differ."""
 
     def __init__(self, error: Any) -> None:
         super().__init__(str(error))
@@ -48,12 +49,13 @@ class Memory:
     """In use by processes."""
 
     free_bytes: int
-    """Memory that processes can still get, without what the driver reserves for itself if that is known."""
+    """Memory that processes can still get. Memory that the driver reserves for itself is excluded, if the driver
+    reports it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class MigSlice:
-    """A slice of a GPU in MIG mode, which CUDA uses like a GPU."""
+    """A slice of a GPU in MIG mode; CUDA uses the slice like a GPU."""
 
     uuid: str
     name: str
@@ -85,11 +87,11 @@ def open_driver() -> None:
 
 
 def close_driver() -> None:
-    """Close the library once for each `open_driver`."""
+    """Close the library; each `open_driver` needs one `close_driver`."""
     try:
         pynvml.nvmlShutdown()
     except pynvml.NVMLError:
-        return  # a driver that no longer answers holds nothing
+        return  # a driver that no longer answers holds no resources
 
 
 def driver_version() -> str:
@@ -122,10 +124,10 @@ def _driver_answers() -> Iterator[None]:
 
 
 def gpu(index: int) -> Handle:
-    """Return a GPU.
+    """Return the handle of a GPU.
 
     Args:
-        index: in the driver's order.
+        index: Number of the GPU in the driver's order.
 
     Raises:
         GpuLostError: the GPU fell off the bus.
@@ -140,7 +142,7 @@ def gpu(index: int) -> Handle:
 
 
 def ask(question: Callable[..., Any], *arguments: Any) -> Any:
-    """Return NVML's answer; None if this GPU or driver does not support the query, or this user may not ask.
+    """Return NVML's answer; None if this GPU or driver does not support the query, or the user lacks the permission.
 
     Raises:
         GpuLostError: the GPU fell off the bus.
@@ -154,23 +156,23 @@ def ask(question: Callable[..., Any], *arguments: Any) -> Any:
 
 
 def name(handle: Handle) -> str:
-    """Return the product's name; empty if it is not reported."""
+    """Return the product name; empty if the driver does not report it."""
     return ask(pynvml.nvmlDeviceGetName, handle) or ""
 
 
 def uuid(handle: Handle) -> str:
-    """Return its UUID, `GPU-...` or `MIG-...`; empty if it is not reported."""
+    """Return the UUID, `GPU-...` or `MIG-...`; empty if the driver does not report it."""
     return ask(pynvml.nvmlDeviceGetUUID, handle) or ""
 
 
 def pci_address(handle: Handle) -> str:
-    """Return its address on the bus, such as 00000000:0A:00.0; empty if it is not reported."""
+    """Return the GPU's address on the PCI bus, such as 00000000:0A:00.0; empty if the driver does not report it."""
     info = ask(pynvml.nvmlDeviceGetPciInfo, handle)
     return "" if info is None else info.busId
 
 
 def memory(handle: Handle) -> Memory | None:
-    """Return its memory, without what the driver reserves for itself if the driver supports that, like `nvidia-smi`."""
+    """Return the memory as `nvidia-smi` does: without what the driver reserves, if it reports that."""
     found = ask(pynvml.nvmlDeviceGetMemoryInfo, handle, pynvml.nvmlMemory_v2)
     found = found or ask(pynvml.nvmlDeviceGetMemoryInfo, handle)
     if found is None:
@@ -184,31 +186,31 @@ def temperature_c(handle: Handle) -> int | None:
 
 
 def power_w(handle: Handle) -> float | None:
-    """Return the power that it draws, watts."""
+    """Return the power that the GPU uses, watts."""
     found = ask(pynvml.nvmlDeviceGetPowerUsage, handle)
     return None if found is None else found / 1000
 
 
 def power_limit_w(handle: Handle) -> float | None:
-    """Return the power that it may draw, watts."""
+    """Return the GPU's power limit, watts."""
     found = ask(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return None if found is None else found / 1000
 
 
 def sm_clock_mhz(handle: Handle) -> int | None:
-    """Return the clock of its multiprocessors, MHz."""
+    """Return the clock of the GPU's multiprocessors, MHz."""
     return ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_SM)
 
 
 def memory_clock_mhz(handle: Handle) -> int | None:
-    """Return the clock of its memory, MHz."""
+    """Return the clock of the GPU's memory, MHz."""
     return ask(pynvml.nvmlDeviceGetClockInfo, handle, pynvml.NVML_CLOCK_MEM)
 
 
 def throttled_by(handle: Handle) -> tuple[str, ...] | None:
-    """Return why clocks are lower than possible, by the names of `THROTTLE_REASONS`."""
+    """Return why the GPU has reduced its clocks, as names of `THROTTLE_REASONS`."""
     bits = ask(pynvml.nvmlDeviceGetCurrentClocksEventReasons, handle)
-    if bits is None:  # drivers before 535 have only its old name
+    if bits is None:  # drivers before 535 know only the function's old name
         bits = ask(pynvml.nvmlDeviceGetCurrentClocksThrottleReasons, handle)
     if bits is None:
         return None
@@ -216,13 +218,13 @@ def throttled_by(handle: Handle) -> tuple[str, ...] | None:
 
 
 def utilization(handle: Handle) -> tuple[float, float] | None:
-    """Return the shares of the last moments in which a kernel ran, and in which memory was read or written."""
+    """Return for which shares of the driver's last sample period a kernel ran, and memory was read or written."""
     found = ask(pynvml.nvmlDeviceGetUtilizationRates, handle)
     return None if found is None else (found.gpu / 100, found.memory / 100)
 
 
 def ecc_errors(handle: Handle) -> dict[str, int]:
-    """Return memory errors since the driver was loaded, by kind; empty if ECC is off or not supported."""
+    """Return the memory errors since the driver was loaded: kind -> number; empty without ECC."""
     mode = ask(pynvml.nvmlDeviceGetEccMode, handle)
     if mode is None or mode[0] != pynvml.NVML_FEATURE_ENABLED:
         return {}
@@ -238,21 +240,21 @@ def ecc_errors(handle: Handle) -> dict[str, int]:
 
 
 def processes(handle: Handle) -> dict[int, int | None]:
-    """Return processes that compute on it -> their GPU memory, bytes; None if it is not reported."""
+    """Return the processes that compute on the GPU: process ID -> GPU memory, bytes; None if it is not reported."""
     found = ask(pynvml.nvmlDeviceGetComputeRunningProcesses, handle) or ()
     return {each.pid: each.usedGpuMemory for each in found}
 
 
 def mig_enabled(handle: Handle) -> bool | None:
-    """Return whether the GPU is divided into MIG slices; None if it cannot be."""
+    """Return whether the GPU is in MIG mode; None if it does not support MIG."""
     found = ask(pynvml.nvmlDeviceGetMigMode, handle)
     return None if found is None else found[0] == pynvml.NVML_DEVICE_MIG_ENABLE
 
 
 def mig_handles(handle: Handle) -> list[Handle]:
-    """Return the MIG slices of a GPU, in the driver's order."""
+    """Return the handles of a GPU's MIG slices, in the driver's order."""
     most = ask(pynvml.nvmlDeviceGetMaxMigDeviceCount, handle) or 0
-    # An index without a slice answers with an error.
+    # For an index without a slice NVML returns an error, so `ask` returns None.
     found = (
         ask(partial(pynvml.nvmlDeviceGetMigDeviceHandleByIndex, handle, n)) for n in range(most)
     )

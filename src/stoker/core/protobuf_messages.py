@@ -1,6 +1,6 @@
-"""Classes of protobuf messages from a short notation, for messages whose generated code cannot be imported here.
+"""Builds classes of protobuf messages from a short notation, if their generated code cannot be imported.
 
-The notation is one text for each message: `"string name=1; int64* shape=2"` declares a string with number 1
+The notation is one string for each message: `"string name=1; int64* shape=2"` declares a string with number 1
 and repeated 64-bit integers with number 2. On the wire only the numbers and types of fields matter.
 """
 
@@ -21,15 +21,15 @@ _SCALARS = {
 def describe_messages(
     package: str, messages: Mapping[str, str], *, file_name: str, oneof: str = ""
 ) -> descriptor_pb2.FileDescriptorProto:
-    """Return the .proto file that declares messages.
+    """Return the descriptor of a .proto file that declares these messages.
 
     Args:
         package: The package of the file.
-        messages: Message -> its fields, separated by `; `, each `TYPE NAME=NUMBER`. A type is a scalar's or
-            a message's name; `TYPE*` is repeated, and `map<M>` maps strings to messages M. `?NAME` belongs
-            to the oneof. A message `Outer.Inner` is nested.
+        messages: Name of the message -> its fields, separated by `; `, each `TYPE NAME=NUMBER`. TYPE is the name of a
+            scalar type or of a message; `TYPE*` is a repeated field, and `map<M>` maps strings to messages M. A field
+            `?NAME` belongs to the oneof. A message `Outer.Inner` is nested.
         file_name: The name of the file.
-        oneof: The name of the oneof of all messages that have one.
+        oneof: The name of the oneof, the same in all messages that have a oneof.
     """
     file = descriptor_pb2.FileDescriptorProto(name=file_name, package=package, syntax="proto3")
     made: dict[str, descriptor_pb2.DescriptorProto] = {}
@@ -47,9 +47,9 @@ def describe_messages(
 def message_classes(
     file: descriptor_pb2.FileDescriptorProto, names: Iterable[str]
 ) -> tuple[descriptor_pool.DescriptorPool, dict[str, Any]]:
-    """Return a separate descriptor pool for a file, and the classes of its messages.
+    """Return a separate descriptor pool for a file, and the classes of the file's messages.
 
-    The default pool may hold the same names already, from TensorFlow or from a client library.
+    A separate pool avoids conflicts: TensorFlow or a client library may have the same names in the default pool.
     """
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)

@@ -1,7 +1,7 @@
-"""Receives signals that ask a process to end immediately, even while its main thread is in native code.
+"""Receives the signals to end at once, even while the main thread is in native code.
 
-Python runs a signal handler only between its own instructions, and a compiled call of many steps, an
-import or a query is a single one. So a thread reads the signal's number from a pipe.
+Python calls a signal handler only between two bytecode instructions. A compiled call of many steps, an import of a
+native library or a database query is one instruction. So a thread reads the signal's number from a pipe.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from types import FrameType
 from stoker.core.errors import EXIT_PREEMPTED
 
 ASKING = (signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP)
-"""Signals that a scheduler (Slurm: USR1) or a terminal sends before the process has to end."""
+"""Signals with which a scheduler (Slurm: USR1) or a terminal announces that the process has to end."""
 
 
 @contextmanager
@@ -29,10 +29,10 @@ def heard(
     """Call a function at each of these signals; does nothing outside the main thread.
 
     Args:
-        numbers: The signals; one that the process was started to ignore (`nohup`) stays ignored.
+        numbers: The signals; a signal that this process ignores since its start (`nohup`) stays ignored.
         tell: Called immediately, in a separate thread. Not called for a signal whose handler was
             replaced inside the block.
-        handler: Called in the main thread, when Python runs handlers; may raise.
+        handler: Called later, in the main thread, when Python runs signal handlers; may raise.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -69,8 +69,8 @@ def heard(
 def ends_when_asked() -> Iterator[None]:
     """End the process immediately at SIGTERM or Slurm's SIGUSR1, with the exit code of a preempted run.
 
-    For work that loses nothing when it is killed. A signal with a handler of the user's is left to
-    that handler.
+    For work that loses nothing when it is killed. If the user's code has set a handler for a signal, that handler is
+    called instead.
     """
     free = [number for number in ASKING if signal.getsignal(number) is signal.SIG_DFL]
     with heard(free, end_at_once):
@@ -78,7 +78,7 @@ def ends_when_asked() -> Iterator[None]:
 
 
 def end_at_once(number: signal.Signals) -> None:
-    """End the process now; everything that it has published remains."""
+    """End the process now; published files remain."""
     line = f"stoker: ended by {number.name}; run it again to continue from the saved state.\n"
     os.write(2, line.encode())
     os._exit(EXIT_PREEMPTED)

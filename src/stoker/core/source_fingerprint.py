@@ -1,7 +1,7 @@
 """Fingerprints of a user's function: its source, and everything in the user's folder that it uses.
 
-Comments and blank lines do not count. Code that cannot be followed makes every file of the folder
-count: star imports, imports inside a function, `exec` and similar, reads of files or of the
+Comments and blank lines do not matter. If the code cannot be followed, the fingerprint covers every file of the
+folder. Such code has star imports, imports inside a function, `exec` and similar, or reads of files or of the
 environment.
 """
 
@@ -23,7 +23,7 @@ _DYNAMIC = frozenset(
         *("__import__", "importlib", "import_module", "runpy"),
     ]
 )
-"""Names, plain or after a dot, that can access code that the source does not name."""
+"""Names, alone or after a dot, through which code can be used that the source does not name."""
 
 _READS = frozenset(
     [
@@ -32,7 +32,7 @@ _READS = frozenset(
         *("load_weights", "read_csv", "read_parquet", "read_json", "read_pickle"),
     ]
 )
-"""Names that can read a file or the environment."""
+"""Names, alone or after a dot, of functions and attributes that can read a file or the environment."""
 
 
 class _UndecidableError(Exception):
@@ -48,10 +48,10 @@ class _Module:
     imports: dict[str, tuple[str, str | None]] = field(default_factory=dict)
     always: list[ast.stmt] = field(default_factory=list)
     stars: list[str] = field(default_factory=list)
-    """Modules from which it imports all names."""
+    """Modules from which this module imports all names (`from X import *`)."""
 
     def local_imports(self) -> list[str]:
-        """Modules that are imported inside functions and classes."""
+        """Return the modules that are imported inside functions and classes."""
         found: list[str] = []
         for statement in [*self.definitions.values(), *self.always]:
             for node in ast.walk(statement):
@@ -70,8 +70,8 @@ def function_fingerprint(
     Args:
         folder: The user's folder, where modules are searched.
         module: Dotted module name, e.g. `model`.
-        function: A module-level name in it.
-        outputs: Folders that Stoker writes, which do not count.
+        function: A module-level name in the module.
+        outputs: Folders that Stoker writes; they are left out.
 
     Returns:
         64 hexadecimal digits.
@@ -90,17 +90,16 @@ def function_fingerprint(
 def source_fingerprint(folder: Path, module: str, function: str) -> tuple[str, frozenset[Path]]:
     """Return the fingerprint of `module:function` by source alone, for a run whose reads are observed.
 
-    If the source cannot be followed (a star import, `getattr`), the modules that it names count
-    whole. Files and environment variables that it reads do not count: `core.reads` covers
-    those.
+    If the source cannot be followed (a star import, `getattr`), the fingerprint covers the complete modules that the
+    source names. It does not cover files and environment variables that the code reads: `core.reads` records them.
 
     Args:
         folder: The user's folder, where modules are searched.
         module: Dotted module name, e.g. `model`.
-        function: A module-level name in it.
+        function: A module-level name in the module.
 
     Returns:
-        64 hexadecimal digits, and the files that were followed.
+        64 hexadecimal digits, and the Python files that the fingerprint covers.
 
     Raises:
         ConfigError: the module does not exist or does not parse.
@@ -109,7 +108,7 @@ def source_fingerprint(folder: Path, module: str, function: str) -> tuple[str, f
     try:
         walk.visit(module, function)
     except (RecursionError, _UndecidableError):
-        # A thousand functions that call each other, or no such module: every file counts.
+        # A chain of a thousand functions, or a missing module: the fingerprint covers every file.
         return function_fingerprint(folder, module, function), frozenset()
     files = frozenset(parsed.path.resolve() for parsed in walk.modules.values())
     return fingerprint({"parts": sorted(walk.parts)}), files
@@ -118,7 +117,7 @@ def source_fingerprint(folder: Path, module: str, function: str) -> tuple[str, f
 def python_fingerprint(path: Path) -> str:
     """Return the fingerprint of a Python file without comments and blank lines.
 
-    Of its bytes if it is not valid Python.
+    If the file is not valid Python, return the mark of its bytes (`file_mark`).
     """
     try:
         return fingerprint({"python": ast.unparse(ast.parse(path.read_text(encoding="utf-8")))})
@@ -134,14 +133,14 @@ def module_file(folder: Path, module: str) -> Path | None:
 
 
 _BINDING = frozenset(["globals", "vars", "exec", "setattr", "__getattr__"])
-"""Names through which a module can bind names that its source does not show."""
+"""Names through which a module can define other names that its source does not show."""
 
 
 def names_bound(path: Path) -> set[str] | None:
-    """Return the names that importing a module binds, without running it.
+    """Return the names that importing a module defines, without running it.
 
     Returns:
-        None if the source does not tell: a star import and similar, or invalid Python.
+        None if the source does not show all names (a star import and similar), or is not valid Python.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -181,10 +180,10 @@ class _Walk:
             self.cannot_follow(module)
 
     def cannot_follow(self, module: str) -> None:
-        """Handle code that the source does not determine.
+        """Handle code that may use other code which the source does not name.
 
         Args:
-            module: The module that contains it.
+            module: The module that contains the code.
         """
         raise _UndecidableError(module)
 
@@ -206,7 +205,7 @@ class _Walk:
         return self.modules[module]
 
     def run_imports(self, module: str) -> None:
-        """Count what an import runs, whether or not one of its names is used."""
+        """Include the user's modules that an import runs, even if none of their names is used."""
         parents = [module.rsplit(".", depth)[0] for depth in range(1, module.count(".") + 1)]
         imported = [name for name, _ in self.modules[module].imports.values()]
         for name in [*parents, *imported]:
@@ -216,7 +215,7 @@ class _Walk:
     def take(self, module: str, statement: ast.stmt) -> None:
         self.parts.append(f"{module}: {ast.unparse(statement)}")
         if any(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(statement)):
-            # The target of a local import is known only at run time.
+            # Whether a local import runs, and in which order, is known only at run time.
             self.cannot_follow(module)
         for name, attribute in _references(statement):
             if name in _DYNAMIC or attribute in _DYNAMIC:
@@ -240,7 +239,7 @@ class _Walk:
         else:
             name = attributes
             if name is not None and module_file(self.folder, f"{module}.{name}") is not None:
-                # `package.module.name`: the used part of the module is unknown here.
+                # `package.module.name`: only the first two names are known here, so the whole module is included.
                 self.cannot_follow(f"{module}.{name}")
                 return
             if module_file(self.folder, module) is None:
@@ -253,14 +252,14 @@ class _Walk:
 
 
 class _LenientWalk(_Walk):
-    """Counts a whole module if its source cannot be followed, and continues."""
+    """Includes a whole module if its source cannot be followed, and continues."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self._whole: set[str] = set()
 
     def reads(self, module: str) -> None:
-        """Ignored: reads are observed, see `core.reads`."""
+        """Do nothing: reads are observed at run time, see `core.reads`."""
 
     def cannot_follow(self, module: str) -> None:
         if module in self._whole:
@@ -277,7 +276,8 @@ class _LenientWalk(_Walk):
             try:
                 self.cannot_follow(name)
             except ConfigError:
-                # Not valid in this Python: the user's code may guard the import.
+                # The module is not valid in this version of Python; the user's code may import it only in another
+                # version.
                 self.parts.append(f"{name}: {file_mark(path)}")
 
 
@@ -294,7 +294,7 @@ def _parse_module(path: Path, module: str) -> _Module:
     package = module if path.name == "__init__.py" else module.rpartition(".")[0]
     for statement in tree.body:
         _sort_statement(parsed, statement, package)
-    # A user's decorator may register a function that is then called without being named.
+    # A decorator of the user may register a function, which is then called although no code names it.
     parsed.always += [
         statement
         for statement in parsed.definitions.values()
@@ -331,7 +331,7 @@ def _sort_statement(parsed: _Module, statement: ast.stmt, package: str) -> None:
         if _calls(statement):
             parsed.always.append(statement)
         for name in names:
-            # The value of a name that is assigned twice depends on the order: both always count.
+            # If a name is assigned twice, its value depends on the order, so both statements are always included.
             if name in parsed.definitions:
                 parsed.always += [parsed.definitions[name], statement]
             parsed.imports.pop(name, None)
@@ -344,7 +344,7 @@ def _imports(
     statement: ast.Import | ast.ImportFrom, package: str
 ) -> dict[str, tuple[str, str | None]]:
     if isinstance(statement, ast.Import):
-        # `import a.b` binds a, but runs a.b: without `as` it is also stored under its whole name.
+        # `import a.b` defines the name a, but runs a.b. So it is also stored under its whole name.
         top: dict[str, tuple[str, str | None]] = {
             alias.asname or alias.name.partition(".")[0]: (
                 alias.name if alias.asname else alias.name.partition(".")[0],
@@ -358,7 +358,7 @@ def _imports(
 
 
 def _base(statement: ast.ImportFrom, package: str) -> str:
-    """Return the full name of the module in `from X import ...`, resolved if it is relative."""
+    """Return the absolute name of the module in `from X import ...`; X may be relative."""
     base = statement.module or ""
     if not statement.level:
         return base
@@ -386,7 +386,7 @@ def _is_docstring(statement: ast.stmt) -> bool:
 
 
 def _references(statement: ast.stmt) -> list[tuple[str, str | None]]:
-    """(name, the attribute taken of it or None) for every name that a statement reads."""
+    """Return (name, attribute or None) for every name that a statement reads; `a.b` gives ("a", "b")."""
     found: list[tuple[str, str | None]] = []
     bases: set[int] = set()
     for node in ast.walk(statement):

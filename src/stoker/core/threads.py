@@ -1,8 +1,9 @@
-"""Patches for several threads, calls after a time limit, and the end of a process whose threads cannot be interrupted.
+"""Patches that several threads may enter, calls after a time limit, and the end of a process whose threads cannot be stopped.
 
-A thread may be in native code when the process ends. Python's own end removes interpreter and
-libraries from under it, which crashes or changes the exit code. So Stoker's processes skip that part
-once everything else is done. A user's process, whose exit code only Python knows, waits for the thread.
+A thread may be in native code when the process ends. Python's own end removes the interpreter and libraries that the
+thread still uses, which crashes the process or changes its exit code. So Stoker's own processes skip this part of
+Python's end once everything else is done. A user's process must not skip it, because only Python knows its exit code:
+it waits for the thread.
 """
 
 from __future__ import annotations
@@ -23,13 +24,13 @@ from typing import Any, NoReturn
 class Replaced:
     """A patch of another library; a context manager that several threads may enter at the same time.
 
-    A mirrored strategy traces each replica in a separate thread and switches threads where replicas
-    meet: the second one enters before the first one leaves. If each thread restored what it had
-    found, the second one would restore the patch, and it would stay.
+    A mirrored strategy traces each replica in a separate thread, and switches threads where replicas exchange values:
+    so the second thread enters before the first one leaves. If each thread restored the value that it found, the
+    second thread would restore the patched value, and the patch would remain.
     """
 
     def __init__(self, owner: Any, **values: Any) -> None:
-        """Store the values; nothing is replaced yet.
+        """Store the values; no attribute is replaced yet.
 
         Args:
             owner: A module or a class.
@@ -62,7 +63,7 @@ class Replaced:
 _LOG = logging.getLogger("stoker")
 
 LONGEST_WAIT_S = 300.0
-"""Longest wait for such a thread at the end of a user's process."""
+"""Maximum wait for a thread in native code at the end of a user's process, seconds."""
 
 _threads: list[tuple[threading.Thread, str]] = []
 
@@ -72,7 +73,7 @@ def outlives_python(thread: threading.Thread, *, does: str) -> None:
 
     Args:
         thread: A started thread.
-        does: What it does, for the log line about the wait, e.g. `XLA compiles`.
+        does: What the thread does, a clause for the log line about the wait, e.g. `XLA compiles`.
     """
     if not _threads:
         atexit.register(_wait)
@@ -85,24 +86,24 @@ def _running() -> list[tuple[threading.Thread, str]]:
 
 def _wait() -> None:
     for thread, does in _running():
-        _LOG.warning("%s, which cannot be interrupted: waiting for its end", does)
+        _LOG.warning("%s and cannot be interrupted: waiting for its end", does)
         thread.join(LONGEST_WAIT_S)
 
 
 def end_process(code: int) -> NoReturn:
-    """End this process of Stoker with an exit code; everything must be on disk.
+    """End this process of Stoker with an exit code; all results must already be on disk.
 
-    Functions registered with `atexit` run in any case.
+    Functions registered with `atexit` are still called.
     """
     if not _running():
         sys.exit(code)
     atexit.unregister(_wait)
     try:
-        # As Python does: joins threads that are not daemons, and ends executors.
+        # Does what Python does at its end: joins the threads that are not daemons, and ends executors.
         threading._shutdown()  # type: ignore[attr-defined]  # noqa: SLF001 - nothing public does
     except BaseException:  # noqa: BLE001 - Ctrl-C too: the exit code stays
         traceback.print_exc()
-    # The user's callbacks may have registered something, such as the end of a tracker's upload.
+    # The user's callbacks may have registered functions, such as one that completes a tracker's upload.
     atexit._run_exitfuncs()  # noqa: SLF001 - nothing public runs them
     _flush_files()
     os._exit(code)
@@ -114,7 +115,8 @@ def _flush_files() -> None:
         with contextlib.suppress(OSError, ValueError, AttributeError):
             stream.flush()
     everything = gc.get_objects()
-    # A text buffer is flushed into its byte buffer first. By type: a lazy module fakes its class.
+    # Flush text streams first: they flush into byte streams. Check type(), not isinstance(): a lazy module fakes its
+    # class.
     for kinds in ((io.TextIOWrapper,), (io.BufferedWriter, io.BufferedRandom)):
         for each in everything:
             if issubclass(type(each), kinds):
@@ -127,7 +129,7 @@ def called_after(time_s: float, call: Callable[[], None]) -> Iterator[None]:
     """Call a function in a separate thread if the block takes longer.
 
     Args:
-        time_s: The time, seconds.
+        time_s: The time limit, seconds.
         call: The function.
     """
     timer = threading.Timer(max(time_s, 0.0), call)

@@ -22,7 +22,8 @@ def load_function(folder: Path, reference: str, *, where: str) -> Callable[..., 
     """Import and return the function `module:function` of the user's folder.
 
     Args:
-        folder: The user's folder; its modules may import one another meanwhile.
+        folder: The user's folder. It is on the import path during the import, so that its modules can import one
+            another.
         reference: `module:function`.
         where: The setting that names it, for messages.
 
@@ -40,10 +41,10 @@ def load_function(folder: Path, reference: str, *, where: str) -> Callable[..., 
 
 
 def require_function(folder: Path, reference: str, *, where: str) -> None:
-    """Check that `load_function` would find a function, as far as the source tells; nothing is run.
+    """Check that `load_function` would find a function, as far as the source shows; no code is run.
 
     Raises:
-        ConfigError: the module does not exist, or it does not bind that name.
+        ConfigError: the module does not exist, or does not define that name.
     """
     path, function_name = _find(folder, reference, where=where)
     names = names_bound(path)
@@ -115,7 +116,7 @@ def failure_of_user_code(what: str, error: BaseException) -> ConfigError:
         error: The exception.
 
     Returns:
-        With the innermost line of the user's code, and Keras's own sentence if there is one.
+        The error, with the innermost line of the user's code, and with Keras's own explanation if there is one.
     """
     advice = advice_for(error)
     return ConfigError(
@@ -131,7 +132,7 @@ _FOR_MORE = "Run it again with --debug for the whole traceback."
 def _import(folder: Path, name: str, path: Path, *, where: str) -> Any:
     top = name.partition(".")[0]
     for known in [key for key in list(sys.modules) if key == top or key.startswith(f"{top}.")]:
-        # Another experiment's module of the same name, or this one before it was edited.
+        # Remove another experiment's module of the same name, or an earlier state of this module.
         del sys.modules[known]
     sys.path.insert(0, str(folder))
     importlib.invalidate_caches()
@@ -149,7 +150,7 @@ _STOKER = Path(__file__).resolve().parents[1]
 _INSTALLED = tuple(
     Path(sysconfig.get_path(name)).resolve() for name in ("stdlib", "purelib", "platlib")
 )
-"""Folders of the standard library and of installed packages."""
+"""Folders with the standard library and with installed packages."""
 
 _IN_TRACEBACK = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\w+))?')
 
@@ -157,8 +158,8 @@ _IN_TRACEBACK = re.compile(r'File "([^"]+)", line (\d+)(?:, in (\w+))?')
 def user_place(error: BaseException) -> str:
     """Return the innermost line of the user's code that an error passed through.
 
-    TensorFlow puts the traceback of a generator, of a `py_function` and of a function that AutoGraph
-    converted into the text of its own error: those lines count too, and are the innermost.
+    TensorFlow puts the traceback of a generator, of a `py_function` and of a function that AutoGraph converted into
+    the text of its own error. The lines in that text are used too; they are the innermost.
 
     Returns:
         ` (model.py, line 12, in build)`; "" if no line of the user's code was involved.
@@ -172,11 +173,10 @@ def user_place(error: BaseException) -> str:
 
 
 def is_of_user_code(error: BaseException) -> bool:
-    """Return whether an error came from the user's code, or from Keras or TensorFlow working on it.
+    """Return whether the user's code caused an error, directly or in a call of Keras or TensorFlow.
 
-    If no line of the user's code was involved, the packages decide: an error raised below a call of
-    Keras or TensorFlow is about the user's model; an error raised by Stoker, or below another
-    library, is a bug in Stoker.
+    If no line of the user's code was involved, the package that raised the error decides: an error inside a call of
+    Keras or TensorFlow is about the user's model; an error in Stoker, or in another library, is a bug of Stoker.
     """
     if user_place(error):
         return True
@@ -187,7 +187,7 @@ def is_of_user_code(error: BaseException) -> bool:
 
 
 def _chain(error: BaseException | None) -> list[BaseException]:
-    """Return an error and the errors that caused it, the first cause last."""
+    """Return an error and the chain of its causes; the first cause is last."""
     chain: list[BaseException] = []
     while error is not None and error not in chain:
         chain.append(error)
@@ -222,7 +222,7 @@ def _of_the_user(places: list[tuple[str, int, str]]) -> list[Place]:
 
 
 _CLUTTER = re.compile(r"\x1b\[[0-9;]*m|\{\{function_node [^}]*\}\}\s*")
-"""Colors in Keras's messages, and TensorFlow's node names."""
+"""Matches colors in Keras's messages, and node names in TensorFlow's."""
 
 _KERAS_CALL = re.compile(r"Exception encountered when calling ([^\n]+?)\.?\n")
 
@@ -233,7 +233,7 @@ def _kerass_sentence(error: BaseException) -> str:
 
 
 def advice_for(error: BaseException) -> str:
-    """Return advice for errors from ordinary Python code that TensorFlow traces; else ""."""
+    """Return advice for Python code that fails only because TensorFlow traces it; "" for other errors."""
     text = f"{type(error).__name__}: {error}"
     if "numpy() is only available" in text or re.search(r"has no attribute 'numpy'", text):
         return (
@@ -257,26 +257,26 @@ def advice_for(error: BaseException) -> str:
 _OF_RAGGED = re.compile(
     r"has no attribute '(to_tensor|row_lengths|row_splits|flat_values|with_flat_values)'"
 )
-"""Attributes that only a `tf.RaggedTensor` has."""
+"""Matches an error about an attribute that only a `tf.RaggedTensor` has."""
 
 
 _HEADINGS = (
     *("Graph execution error:", "Detected at node", "<stack traces unavailable>"),
     *("File ", "Exception encountered when"),
 )
-"""Beginnings of lines of TensorFlow's and Keras's errors that do not say what is wrong."""
+"""How lines begin, in errors of TensorFlow and Keras, that do not say what is wrong."""
 
 
 _CAUSE = "Error encountered:"
-"""End of the line above the cause, if Keras could not infer a layer's shape."""
+"""How the line before the cause ends, if Keras could not infer a layer's shape."""
 
 
 def first_line(error: BaseException) -> str:
-    """Return the line of an error that says why, without TensorFlow's heading and traceback."""
+    """Return the line of an error that gives the cause, without TensorFlow's heading and traceback."""
     text = _CLUTTER.sub("", str(error))
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     if lines and lines[0] == "in user code:":
-        # AutoGraph prints the call stack first, then the error with its type.
+        # AutoGraph prints the call stack first, then the error's type and text in the last line.
         return lines[-1].partition(": ")[2].rstrip(".") or lines[-1]
     causes = [number for number, line in enumerate(lines) if line.endswith(_CAUSE)]
     lines = lines[causes[-1] + 1 :] if causes else lines

@@ -1,1 +1,1 @@
-"""Manifests for a cluster, written to be read: one model in an image, and the objects that run it."""
+"""Writes manifests that people can read: a model in an image, and the objects that run the image on a cluster."""

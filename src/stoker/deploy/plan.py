@@ -19,52 +19,52 @@ GRPC_PORT = 8500
 
 _MEMORY = re.compile(r"[1-9][0-9]{0,6}(Mi|Gi)")
 _CPU = re.compile(r"[1-9][0-9]{0,5}(m|\.[0-9]{1,3})?|0?\.(?!0+$)[0-9]{1,3}")
-"""Kubernetes takes no less than a thousandth of a core; more digits are typing errors."""
+"""Number of cores, or thousandths of a core (500m). Kubernetes accepts nothing smaller, so more digits are a typo."""
 
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
-"""Model names without characters that are special in YAML, Dockerfiles or Kubernetes's `$(VARIABLE)`."""
+"""Matches model names without characters that are special in YAML, in Dockerfiles or in Kubernetes's `$(VARIABLE)`."""
 
 _PATH = r"[a-z0-9]+(?:(?:\.|__?|-+)[a-z0-9]+)*"
 _IMAGE = re.compile(
     rf"(?:[A-Za-z0-9][A-Za-z0-9.-]*(?::[0-9]+)?/)?{_PATH}(?:/{_PATH})*"
     r"(?::[A-Za-z0-9_][A-Za-z0-9._-]{0,127})?(?:@sha256:[0-9a-f]{64})?"
 )
-"""Names of images. Source: github.com/distribution/reference, regexp.go."""
+"""Matches names of images. Source: github.com/distribution/reference, regexp.go."""
 
 _IMAGE_CHARS = 255
-"""Most characters of an image's name, by the same source."""
+"""Maximum number of characters of an image's name. Source: the same as for `_IMAGE`."""
 
 _MAX = 100_000
-"""Most replicas and waiting requests; more is a typing error, and Kubernetes takes 32 bits."""
+"""Maximum number of replicas and of waiting requests. More is certainly a typo; Kubernetes stores 32 bits."""
 
 _LONGEST_JOB = 63
-"""Longest name of a Job: its pods have it as a label."""
+"""Maximum length of a Job's name: the name is also the value of a label of the pods, which has this limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plan:
-    """One deployment."""
+    """What one deployment consists of."""
 
     model: str
-    """Name of the model for clients."""
+    """Name under which clients request the model."""
 
     version: int
-    """Version in the image."""
+    """Version of the model in the image."""
 
     source: Path
-    """Its folder."""
+    """Folder of that version, which is copied into the image."""
 
     target: Target
-    """The platform."""
+    """The platform for which manifests are written."""
 
     server: ServerKind
-    """Server in the image."""
+    """Server program in the image."""
 
     image: str
     """Name of the image in the registry that the cluster pulls from."""
 
     base: str
-    """Base image."""
+    """Image on which the Dockerfile builds (`FROM`)."""
 
     replicas: int = 2
     """Minimum number of servers."""
@@ -79,16 +79,16 @@ class Plan:
     """Memory limit of a server."""
 
     gpu: bool = False
-    """Whether each server gets a GPU, and the image TensorFlow's CUDA libraries."""
+    """Whether each server gets a GPU; then the image contains TensorFlow's CUDA libraries."""
 
     shared: SharedVolume | None = None
-    """Volume of a repository that all servers share; None: the model is only in the image."""
+    """Volume with a model repository that all servers share; None: the model is only in the image."""
 
     queue_target: int | None = None
     """Waiting requests per server above which the autoscaler adds servers; None: it uses only the CPU."""
 
     def __post_init__(self) -> None:
-        """Check what the manifests cannot express or would misread."""
+        """Refuse values that the manifests cannot express, or that the platform would misread."""
         if not 1 <= self.replicas <= self.max_replicas <= _MAX:
             raise ConfigError(
                 f"there must be at least 1 replica, no more than --max-replicas, and at most {_MAX}",
@@ -105,34 +105,37 @@ class Plan:
                 raise ConfigError(f"{name} must be like {example}", got=value)
         if self.gpu and self.server != "stoker":
             raise ConfigError(
-                "--gpu is for --server stoker, whose image gets CUDA from our lock",
+                "--gpu needs --server stoker, whose image installs the CUDA libraries that Stoker pins",
                 got=self.server,
-                fix="For TensorFlow Serving name its own image: --base-image "
+                fix="For TensorFlow Serving, choose its GPU image: --base-image "
                 "tensorflow/serving:VERSION-gpu, and add the GPU to the manifest.",
             )
         if self.shared is not None and (self.target, self.server) != ("kubernetes", "stoker"):
             raise ConfigError(
-                "--shared-repository is for --target kubernetes and --server stoker",
+                "--shared-repository needs --target kubernetes and --server stoker",
                 got=f"--target {self.target} --server {self.server}",
                 fix="Leave it out: the model is in the image then.",
             )
         if self.shared is not None and len(f"{self.name}-push-{self.version}") > _LONGEST_JOB:
             raise ConfigError(
-                f"with --shared-repository NAME-push-VERSION must have at most {_LONGEST_JOB} characters",
+                "with --shared-repository, the Job's name NAME-push-VERSION must have at most "
+                f"{_LONGEST_JOB} characters",
                 got=f"{self.name}-push-{self.version}",
                 fix="Push the model under a shorter name.",
             )
         if self.queue_target is not None:
             self._check_queue_target(self.queue_target)
         if self.target == "compose" and self.cpu.endswith("m"):
-            raise ConfigError("--cpu of Compose must be in cores, like 0.5", got=self.cpu)
+            raise ConfigError(
+                "with --target compose, --cpu must be a number of cores, like 0.5", got=self.cpu
+            )
 
     def _check_queue_target(self, target: int) -> None:
         if not 1 <= target <= _MAX:
             raise ConfigError(f"--queue-target must be from 1 to {_MAX}", got=target)
         if (self.target, self.server) != ("kubernetes", "stoker"):
             raise ConfigError(
-                "--queue-target is for --target kubernetes and --server stoker, which counts its queue",
+                "--queue-target needs --target kubernetes and --server stoker, which measures its queue",
                 got=f"--target {self.target} --server {self.server}",
                 fix="Leave it out: the servers are scaled by CPU then.",
             )
@@ -144,12 +147,12 @@ class Plan:
 
     @property
     def claim(self) -> str:
-        """Name of the claim of a shared repository."""
+        """Name of the PersistentVolumeClaim of the shared repository."""
         return (self.shared.claim if self.shared else "") or f"{self.name}-models"
 
     @property
     def name(self) -> str:
-        """The model's name as a valid name of cluster objects."""
+        """The model's name, converted to a valid name of cluster objects."""
         return dns_name(self.model)
 
     @property
@@ -159,16 +162,17 @@ class Plan:
 
     @property
     def base_path(self) -> str:
-        """Folder of the model's versions in the image."""
+        """Folder of the model's versions in a server's container."""
         return f"{ROOT}/{self.model}"
 
     @property
     def arguments(self) -> list[str]:
-        """Command line of the server."""
+        """Arguments of the server in its container."""
         flags = [f"--model_name={self.model}", f"--model_base_path={self.base_path}"]
         if self.shared is not None:
-            flags = [ROOT]  # every model of the repository, with its rollout
+            flags = [ROOT]  # serve every model of the repository, with its rollout
         ports = [f"--port={GRPC_PORT}", f"--rest_api_port={REST_PORT}"]
-        # A container's loopback address cannot be reached; the network policy controls access.
+        # Listen on all addresses: a container's loopback address cannot be reached from outside. The network policy
+        # limits access.
         own = ["serve", *flags, "--host=0.0.0.0", "--allow-unauthenticated", *ports]
         return own if self.server == "stoker" else [*flags, *ports]

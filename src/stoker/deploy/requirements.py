@@ -1,4 +1,4 @@
-"""What an image installs: the versions that are installed here, and TensorFlow's CUDA libraries."""
+"""The requirements that an image installs: the versions that are installed here, and TensorFlow's CUDA libraries."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from stoker.cluster.doctor.framework import cuda_packages
 from stoker.core.errors import Plain, UserError
 
 CUDA_LOCK = "requirements-cuda.lock"
-"""TensorFlow's CUDA libraries with versions and hashes: a link to the file that `make setup` installs."""
+"""Lock file of TensorFlow's CUDA libraries, with versions and hashes: a link to the file from which `make setup`
+installs them."""
 
 
 def pinned_requirements() -> list[str]:
@@ -49,9 +50,9 @@ def cuda_requirements() -> str:
         version = locked.get(package.name)
         if version is None or not SpecifierSet(package.wanted).contains(version):
             raise UserError(
-                f"the lock of CUDA libraries must match the installed TensorFlow, which needs "
+                f"the lock file of CUDA libraries must match the installed TensorFlow, which needs "
                 f"{package.name}{package.wanted}",
-                got=Plain("not in the lock" if version is None else f"version {version}"),
+                got=Plain("not in the lock file" if version is None else f"version {version}"),
                 fix="Install the TensorFlow version for which this Stoker was released.",
             )
     return text

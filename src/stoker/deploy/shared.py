@@ -1,4 +1,4 @@
-"""The additions to the manifests for a repository that all servers of a deployment mount.
+"""Additions to the manifests for a model repository that all servers of a deployment mount.
 
 Source: nfs(5) for the mount options; kubernetes.io, persistent volumes.
 """
@@ -12,10 +12,10 @@ from dataclasses import dataclass
 from stoker.core.errors import ConfigError
 
 ROOT = "/models"
-"""Where servers mount the repository."""
+"""Path at which servers mount the repository."""
 
 IMAGE_ROOT = "/seed"
-"""Folder of the first version in the image: a volume at `ROOT` would hide it."""
+"""Folder of the model's first version in the image. It is not below `ROOT`, where the mounted volume would hide it."""
 
 _NFS = re.compile(r"nfs://([A-Za-z0-9][A-Za-z0-9.-]*)((?:/(?!\.{1,2}(?:/|$))[A-Za-z0-9._-]+)+)")
 _LABEL = r"[a-z0-9](?:[a-z0-9-]{0,61}[a-z0-9])?"
@@ -31,24 +31,24 @@ class SharedVolume:
     """A volume that many nodes can write."""
 
     nfs_server: str = ""
-    """Host of an NFS export; empty: a storage class provides the volume."""
+    """Host of an NFS export; empty: the volume comes from a storage class or an existing claim."""
 
     nfs_path: str = ""
-    """Path of the export."""
+    """Path of the NFS export."""
 
     storage_class: str = ""
-    """Name of a StorageClass with ReadWriteMany."""
+    """Name of a StorageClass whose volumes many nodes can write (ReadWriteMany)."""
 
     claim: str = ""
-    """Name of an existing claim; empty: the deployment creates one."""
+    """Name of an existing PersistentVolumeClaim; empty: the deployment creates a claim."""
 
     @property
     def values(self) -> dict[str, str]:
-        """Placeholders of the templates."""
+        """Return the values for the placeholders of the templates."""
         return {
             "nfs_server": json.dumps(self.nfs_server),
             "nfs_path": json.dumps(self.nfs_path),
-            # An empty class disables the default class: the claim waits for the volume that it names.
+            # An empty class disables the default StorageClass, so the claim uses the volume that it names.
             "storage_class": json.dumps(self.storage_class),
         }
 
@@ -67,7 +67,7 @@ def parse_volume(text: str) -> SharedVolume:
         return SharedVolume(storage_class=text)
     raise ConfigError(
         "--shared-repository must be nfs://SERVER/PATH, pvc://CLAIM or the name of a StorageClass, "
-        "with ReadWriteMany",
+        "and support ReadWriteMany",
         got=text,
         fix="For example --shared-repository nfs://10.0.0.7/srv/models.",
     )

@@ -19,7 +19,7 @@ from stoker.deploy.shared import ROOT
 _OBJECTS = ("deployment", "service", "autoscaler", "disruption", "network")
 
 _MIN_GIB, _VERSIONS = 10, 10
-"""Size of a shared volume: room for this many versions, and at least this many GiB."""
+"""A shared volume has at least this many GiB, and room for this many versions of the model."""
 
 _LIMITS = {
     "compose": "One server, reachable from this machine only.",
@@ -37,23 +37,23 @@ _UNCHECKED = {
 
 
 def write_deployment(plan: Plan, out: Path) -> list[Path]:
-    """Write the folder; on failure, write nothing.
+    """Write the folder of a deployment; if that fails, no folder remains.
 
     Args:
         plan: The deployment.
         out: The folder to write; must not exist.
 
     Returns:
-        The files other than the model's, relative to `out`.
+        The written files without those of the model, relative to `out`.
 
     Raises:
-        ConfigError: `out` exists, or a server has less memory than the model takes.
+        ConfigError: `out` exists, or a server has less memory than the model needs.
     """
     if os.path.lexists(out):
         raise ConfigError(
             "--out must be a folder that does not exist yet",
             got=str(out),
-            fix="Name another folder: this one may contain changes made by hand.",
+            fix="Choose another folder: this one may contain changes made by hand.",
         )
     _check_memory(plan)
     texts = _texts(plan, out)
@@ -71,7 +71,7 @@ def write_deployment(plan: Plan, out: Path) -> list[Path]:
 
 
 def _copy(source: Path, to: Path) -> None:
-    """Copy a folder; unlike `shutil.copytree`, stop at a full disk with its error."""
+    """Copy a folder. Unlike `shutil.copytree`, stop at the first error, such as a full disk, and raise that error."""
     to.mkdir(parents=True)
     for path in sorted(source.rglob("*")):
         if path.is_dir():
@@ -81,7 +81,7 @@ def _copy(source: Path, to: Path) -> None:
 
 
 def _size(folder: Path) -> int:
-    """Bytes of all files."""
+    """Return the total size of the files in a folder, bytes."""
     return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
 
 
@@ -89,14 +89,14 @@ def _check_memory(plan: Plan) -> None:
     size = _size(plan.source)
     if size >= plan.memory_bytes:
         raise ConfigError(
-            "--memory must be more than the model takes on disk: a server holds it in memory",
+            "--memory must be more than the model's size on disk: a server holds the model in memory",
             got=Plain(f"{plan.memory}, and a model of {size / (1 << 30):.2f} GiB"),
             fix="Give it at least twice the model's size.",
         )
 
 
 def _texts(plan: Plan, out: Path) -> dict[str, str]:
-    """Name of a file -> its text."""
+    """Return the generated files: name -> text."""
     values = _values(plan, out)
     texts = {"Dockerfile": _fill(f"dockerfile-{plan.server}", **values)}
     texts[".dockerignore"] = (
@@ -126,7 +126,7 @@ def _texts(plan: Plan, out: Path) -> dict[str, str]:
 
 
 def _shared_texts(plan: Plan, values: dict[str, str]) -> dict[str, str]:
-    """Name of a file -> text, for the additions of a shared repository; empty without one."""
+    """Return the additional files for a shared repository: name -> text; empty without a shared repository."""
     if plan.shared is None:
         return {}
     texts = {"push.yaml": _fill("push", **values, pod=_block(_job_pod(values), 6))}
@@ -145,7 +145,7 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
         f"import urllib.request as r; r.urlopen('http://127.0.0.1:{REST_PORT}/readyz', timeout=3)"
     )
     health = ["CMD", "python", "-c", check]
-    # TensorFlow Serving's image has neither curl nor Python; bash can connect.
+    # TensorFlow Serving's image has neither curl nor Python, but bash can open a connection.
     connect = ["CMD", "bash", "-c", f"exec 3<>/dev/tcp/127.0.0.1/{REST_PORT}"]
     return {
         "name": plan.name,
@@ -175,7 +175,7 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
         if "/" in plan.image
         else f"\n`{plan.image}` names no registry: give one by `--image`, or load the image into the "
         "cluster's\nnodes (`kind load docker-image`, `minikube image load`).\n",
-        # In the README's commands.
+        # The folder as the README's commands contain it.
         "out": shlex.quote(str(out)),
         **_gpu_values(plan),
         **_shared_values(plan),
@@ -184,7 +184,7 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
 
 
 def _queue_values(plan: Plan, out: Path) -> dict[str, str]:
-    """Additions for scaling by the queue to the autoscaler and the README; empty without it."""
+    """Return the text that the autoscaler and the README get if the queue scales the servers; otherwise empty."""
     if plan.queue_target is None:
         return {"queue_metric": "", "queue_readme": ""}
     target = str(plan.queue_target)
@@ -195,7 +195,7 @@ def _queue_values(plan: Plan, out: Path) -> dict[str, str]:
 
 
 def _shared_values(plan: Plan) -> dict[str, str]:
-    """Additions of a shared repository to the manifests and the README."""
+    """Return the text that the manifests and the README get if there is a shared repository; otherwise empty."""
     names = {"name": plan.name, "model": plan.model, "root": ROOT, "image_root": plan.image_root}
     if plan.shared is None:
         place = _fill("readme-image")
@@ -216,7 +216,7 @@ def _shared_values(plan: Plan) -> dict[str, str]:
 
 
 def _gpu_values(plan: Plan) -> dict[str, str]:
-    """Additions for a GPU to the Dockerfile, the manifests and the README; empty without one."""
+    """Return the text that the Dockerfile, the manifests and the README get if servers use a GPU; otherwise empty."""
     parts = {
         "cuda_file": " requirements-cuda.txt",
         "cuda_install": _fill("dockerfile-cuda-install"),
@@ -243,13 +243,13 @@ def _job_pod(values: dict[str, str]) -> str:
 
 
 def _seed(values: dict[str, str]) -> str:
-    """The container that adds the image's version to the shared repository; it needs no GPU."""
+    """Return the container that copies the model from the image into the shared repository; it needs no GPU."""
     limits = _fill("container-limits", **{**values, "gpu_limit": ""})
     return _fill("container-seed", **values) + limits
 
 
 def _block(text: str, indent: int) -> str:
-    """Text for a placeholder, with all lines but the first indented."""
+    """Return the text for a placeholder: all lines except the first are indented."""
     return text.rstrip("\n").replace("\n", "\n" + " " * indent)
 
 
@@ -266,11 +266,11 @@ def read_model(folder: Path, *, version: int | None) -> tuple[str, int, Path]:
         version: The version; None for the newest.
 
     Returns:
-        Its name, version and folder.
+        The model's name, and the version with its folder.
 
     Raises:
         ConfigError: the version does not exist.
-        DataError: it is damaged.
+        DataError: the version is damaged.
     """
     from stoker.registry.repository import checked_name, verify, version_folders
 
@@ -280,7 +280,7 @@ def read_model(folder: Path, *, version: int | None) -> tuple[str, int, Path]:
         raise ConfigError(
             f"{folder} must hold {'a version' if version is None else f'version {version}'}",
             got=Plain(", ".join(map(str, sorted(folders))) or "no versions"),
-            fix="Name an experiment that was run, or a model's folder of versions.",
+            fix="Give an experiment that was run, or a model's folder of versions.",
         )
     verify(folders[wanted])
     return checked_name(folder.resolve().name), wanted, folders[wanted]

@@ -1,1 +1,1 @@
-"""Jobs: an experiment submitted to a scheduler, its state, its logs and its end."""
+"""Jobs: submits experiments to schedulers, reads the state and the logs of jobs, and stops jobs."""

@@ -1,9 +1,9 @@
-"""The experiment's code as one file, named by its content: packed on submission, unpacked once per machine.
+"""The experiment's code as an archive file: packed at the submission, unpacked once per machine.
 
 code.tar.gz
   files.json         name -> SHA-256 of every file below
   experiment/        the experiment's folder
-  packages/          modules of the user's own outside it, for `PYTHONPATH`
+  packages/          the user's own modules outside that folder, for `PYTHONPATH`
 """
 
 from __future__ import annotations
@@ -31,24 +31,24 @@ CODE = "code.tar.gz"
 HASHES, EXPERIMENT, PACKAGES = "files.json", "experiment", "packages"
 
 LIMIT_BYTES = 64 << 20
-"""Most bytes of all files together, before compression."""
+"""Maximum size of all files together, bytes, before compression."""
 
 LARGEST = 3
-"""How many of the largest files an error names."""
+"""Number of the largest files that an error names."""
 
 _SETTINGS = ("stoker.yaml", "stoker.lock.yaml", IGNORE_FILE)
-"""Files of the experiment's folder that count although a run does not treat them as code."""
+"""Files of the experiment's folder that are packed, although a run does not treat them as code."""
 
 _OTHER = "Name another folder for temporary files: TMPDIR"
 
 _LEFT_OUT = (
-    ".*",  # hidden files, with `.env` and `.git`
+    ".*",  # hidden files, among them `.env` and `.git`
     *("*.env", "*.pem", "*.key", "*.p12", "*.pfx", "*.jks", "*.ppk", "*.keytab"),
     *("id_rsa*", "id_dsa*", "id_ecdsa*", "id_ed25519*", "kubeconfig*"),
     *("credentials*", "secrets.y*ml", "secrets.json", "secrets.toml", "service[-_]account*.json"),
     *("venv", "node_modules", "*.egg-info", "wandb", "mlruns"),
 )
-"""Secrets, environments and files that other programs write."""
+"""Patterns of names that are not packed: secrets, Python environments, and files that other programs write."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,10 +56,10 @@ class Archive:
     """A packed experiment."""
 
     content: bytes
-    """The content of the file: the same code gives the same bytes on every machine."""
+    """The bytes of the archive file; the same code gives the same bytes on every machine."""
 
     sizes: dict[str, int]
-    """Name in the archive -> bytes."""
+    """Name in the archive -> size, bytes."""
 
     @property
     def digest(self) -> str:
@@ -72,10 +72,10 @@ class Code:
     """An unpacked archive."""
 
     experiment: Path
-    """The experiment's folder."""
+    """The unpacked folder of the experiment."""
 
     packages: Path
-    """For `PYTHONPATH`; it may not exist."""
+    """Folder of the user's other modules, for `PYTHONPATH`; it may be missing."""
 
 
 def pack(
@@ -83,16 +83,16 @@ def pack(
 ) -> Archive:
     """Pack an experiment's code: every file that is not excluded.
 
-    Hidden files, secrets, caches, logs and the files in `.stokerignore` are excluded, and also links that are not Python, to
-    files elsewhere or to excluded ones.
+    Hidden files, secrets, caches, logs and the files that `.stokerignore` names are excluded. Also excluded are links
+    to files outside the folder or to excluded files, unless the name of the link ends in `.py`.
 
     Args:
         folder: The experiment's folder.
         outside: Folders, files and patterns of data, runs and models, which are excluded.
-        limit_bytes: Most bytes of all files together.
+        limit_bytes: Maximum size of all files together, bytes.
 
     Raises:
-        ConfigError: the files exceed the limit; the largest ones are named.
+        ConfigError: the files exceed the limit; the message names the largest files.
         UserError: a file cannot be read.
     """
     folder, outside = folder.resolve(), [each.resolve() for each in outside]
@@ -124,7 +124,8 @@ def pack(
 def unpack(archive: Path, digest: str, *, into: Path) -> Code:
     """Unpack an archive into a folder named by its digest, unless a complete copy exists.
 
-    Processes that do this at the same time make one copy. A copy that lost files, e.g. to a cleaner of `/tmp`, is replaced.
+    Processes that unpack at the same time create only one copy. A copy that has lost files, e.g. because a program
+    cleaned `/tmp`, is replaced.
 
     Args:
         archive: The file.
@@ -197,7 +198,7 @@ def _mib(size: int) -> str:
 
 
 def read_hashes(content: bytes) -> dict[str, str]:
-    """Return name -> SHA-256 of the files of an archive, from its list."""
+    """Return name -> SHA-256 of the files in an archive, from its `files.json`."""
     with tarfile.open(fileobj=io.BytesIO(content), mode="r:gz") as tar:
         listed: Any = tar.extractfile(HASHES)
         return dict(json.load(listed))
@@ -208,7 +209,7 @@ def packed(contents: dict[str, bytes], modes: dict[str, int]) -> bytes:
 
     Args:
         contents: Name in the archive -> bytes.
-        modes: Name -> mode; 0o644 where it is missing.
+        modes: Name -> file mode; the default is 0o644.
     """
     hashes = {name: hashlib.sha256(content).hexdigest() for name, content in contents.items()}
     first = {HASHES: json.dumps(hashes, sort_keys=True, indent=0).encode()}
@@ -248,7 +249,8 @@ def _make(archive: Path, digest: str, final: Path) -> None:
             raise _damaged(archive, "its files do not have the hashes that it lists")
         with scratch_folder(final) as old:
             if final.exists():
-                # Not deleted in place: a process that runs there keeps its files until it ends.
+                # Rename the old copy instead of deleting it in place: a process that runs there keeps its files until
+                # it ends.
                 os.rename(final, old / "damaged")
             os.rename(scratch, final)
     remove(old)

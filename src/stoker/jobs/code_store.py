@@ -1,4 +1,4 @@
-"""The code of jobs in a bucket: an object named by its SHA-256, uploaded once and verified after the download.
+"""Stores the code of jobs in a bucket. An object is named by its SHA-256 and verified after each download.
 
 Credentials and endpoints are found as for `data.source` (`data.sources.stores.store`).
 """
@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from stoker.core.errors import DataError, Plain, UserError
 
 BUCKETS = ("s3://", "gs://")
-"""Beginnings of the name of a folder in a bucket."""
+"""URL prefixes of folders in a bucket."""
 
 ATTEMPTS, BACKOFF_S = 5, 0.5
 """Number of attempts of a request, and the pause after the first failure, seconds."""
@@ -36,7 +36,7 @@ def put_code(folder: str, digest: str, content: bytes) -> None:
     with _words_of_code():
         uri = parse_uri(folder)
         store, key = Store(uri, attempts=ATTEMPTS, backoff_s=BACKOFF_S), _key(uri.key, digest)
-        # An interrupted upload has another size.
+        # An object from an interrupted upload has another size.
         if store.status(key).size != len(content):
             store.put(key, content)
 
@@ -45,7 +45,7 @@ def fetch_code(folder: str, digest: str) -> bytes:
     """Download an archive from a bucket.
 
     Args:
-        folder: As in `put_code`.
+        folder: `s3://BUCKET/FOLDER` or `gs://BUCKET/FOLDER`.
         digest: SHA-256 of the archive, hexadecimal.
 
     Raises:
@@ -80,7 +80,7 @@ def _key(folder: str, digest: str) -> str:
 
 @contextmanager
 def _words_of_code() -> Iterator[None]:
-    """Make errors of the store name the setting that the user wrote."""
+    """Replace the name of the setting `data.source` by `code` in errors of the store."""
     try:
         yield
     except UserError as error:

@@ -1,4 +1,4 @@
-"""Forwards ports of a job's workers to this machine: a listener for each port, a connection for each client."""
+"""Forwards ports of a job's workers to this machine: a listening socket per port, a connection per client."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from stoker.jobs.overview import KnownJob
 from stoker.jobs.provider import Phase, ReachesPorts, Wire
 
 LOOPBACK = "127.0.0.1"
-"""Address of the listeners: other machines do not reach them."""
+"""Address of the listening sockets; other machines cannot reach it."""
 
 BLOCK_BYTES = 1 << 16
-"""Most bytes that are copied at a time."""
+"""Maximum number of bytes that are copied at a time."""
 
 MAX_PORT = 65535
 
@@ -26,7 +26,7 @@ class PortPair:
     """A local port and the worker's port."""
 
     local: int
-    """The local port; 0: a free one."""
+    """The local port; 0: any free port."""
 
     remote: int
 
@@ -48,12 +48,12 @@ def parse_ports(text: str) -> PortPair:
 
 
 def reach_worker(known: KnownJob, worker: int) -> Callable[[int], Wire] | None:
-    """Return a function that connects to a port of a worker; None: the ports of this target's jobs are on this machine.
+    """Return a function that connects to a port of a worker; None if the target's jobs run on this machine.
 
-    Each connection locates the worker again: after a restart of the job it may be elsewhere.
+    For each connection the worker is located again: after a restart of the job it may run on another machine.
 
     Raises:
-        ConfigError: the job or the worker does not run, or its target is unknown here.
+        ConfigError: the job or the worker does not run, or the job's target is unknown here.
         UserError: the target does not answer.
     """
     job = known.job
@@ -90,7 +90,7 @@ def forwarded(
     Args:
         pairs: The ports.
         connect: Connects to a port of the worker.
-        on_problem: Receives the reason why one connection failed; the others continue.
+        on_problem: Called with the reason when a connection fails; the other connections continue.
 
     Raises:
         ConfigError: a local port is in use.
@@ -114,11 +114,11 @@ def _listening(port: int) -> Iterator[socket.socket]:
             raise ConfigError(
                 f"port {port} of {LOOPBACK} must be free",
                 got=Plain(error.strerror or str(error)),
-                fix="Choose another: LOCAL:REMOTE; 0 is a free one.",
+                fix="Choose another local port, LOCAL:REMOTE; with 0, a free port is chosen.",
             ) from None
         yield listener
         with contextlib.suppress(OSError):
-            listener.shutdown(socket.SHUT_RDWR)  # ends the accepting thread
+            listener.shutdown(socket.SHUT_RDWR)  # makes the thread that accepts connections end
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,7 +150,7 @@ class _Forwarding:
 
 
 def _copy(source: Wire, sink: Wire) -> None:
-    """Copy data until it ends or either side breaks, and then end the sink's input."""
+    """Copy data until the source ends or a connection breaks; then tell the sink that no more data follows."""
     with contextlib.suppress(OSError):
         while block := source.recv(BLOCK_BYTES):
             sink.sendall(block)

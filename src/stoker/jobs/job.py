@@ -1,15 +1,15 @@
 """A job: one `stoker` command of an experiment, on machines that a scheduler chooses.
 
-Its folder is on a file system that the submitting machine and all tasks see at the same path:
+The job's folder is on a file system that the submitting machine and all tasks see at the same path:
 
     RUNS/.jobs/ID/
       job.json          this description, written once, before the submission
       code.tar.gz       the experiment's code as it was submitted (`archive`)
-      incarnations/N    one empty file for each start of the job, created exclusively by that start
-      logs/             task-RANK.log, its older parts task-RANK.log.1 ..., and the scheduler's own output
+      incarnations/N    an empty file for each start of the job; only one start can create it
+      logs/             task-RANK.log, older parts of it (task-RANK.log.1, ...), and the scheduler's own output
       submitted.json    the scheduler's ID of the job, as soon as it is known
 
-A job's ID follows from what was submitted, so the same submission twice is one job.
+A job's ID is computed from what is submitted, so a repeated submission is the same job.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from stoker.core.files import read_json, write_atomic
 from stoker.core.fingerprint import fingerprint
 
 JOBS = ".jobs"
-"""Folder of all jobs, in the folder of runs."""
+"""Name of the folder of all jobs, inside the folder of runs."""
 
 ID_DIGITS = 8
-"""Hexadecimal digits of a job's ID, after its name."""
+"""Number of hexadecimal digits in a job's ID, after the name."""
 
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-"""Name of an environment variable."""
+"""Matches the name of an environment variable."""
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
-"""A name that is valid as a folder on every file system, and as a job in every scheduler."""
+"""Matches a name that is valid for a folder on every file system, and for a job in every scheduler."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -43,27 +43,27 @@ class Resources:
     """The resources of a job; None leaves the choice to the scheduler."""
 
     workers: int = 1
-    """Tasks that train together, one process each."""
+    """Number of tasks that train together, each in one process."""
 
     min_workers: int | None = None
-    """Fewest tasks of a start of an elastic job, whose starts have as many tasks as the target has room for:
-    divisors of `workers` from this number on. None: every start has `workers`."""
+    """Minimum number of tasks of an elastic job. Each start has as many tasks as the target has room for: a divisor of
+    `workers`, and at least this number. None: every start has `workers` tasks."""
 
     gpus: int = 0
-    """GPUs of each worker."""
+    """Number of GPUs of each worker."""
 
     cpus: int | None = None
-    """Cores of each worker."""
+    """Number of cores of each worker."""
 
     memory_gib: float | None = None
     """Memory of each worker, GiB."""
 
     time_limit_s: float | None = None
-    """Longest run of one start; the job saves before that and continues in the next start."""
+    """Time limit of each start, seconds. The job saves before the limit, and continues in the next start."""
 
     @property
     def gpu_hours(self) -> float | None:
-        """Most GPU hours of one start; None without GPUs or a time limit."""
+        """Maximum GPU hours of a start; None without GPUs or without a time limit."""
         if not self.gpus or self.time_limit_s is None:
             return None
         return self.workers * self.gpus * self.time_limit_s / 3600
@@ -71,13 +71,14 @@ class Resources:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Job:
-    """A job as submitted."""
+    """The description of a submitted job."""
 
     name: str
     """Name of the experiment."""
 
     command: tuple[str, ...]
-    """Arguments of `stoker` that each task runs, e.g. `("train", "--set", "train.epochs=3")`; the folder follows."""
+    """Arguments of the `stoker` command that each task runs, e.g. `("train", "--set", "train.epochs=3")`, without the
+    experiment's folder, which follows them."""
 
     folder: Path
     """The experiment's folder on the submitting machine; paths of data are relative to it."""
@@ -91,16 +92,17 @@ class Job:
     resources: Resources = field(default_factory=Resources)
 
     environment: dict[str, str] = field(default_factory=dict)
-    """Environment variables of every task. No secrets: `secrets` has their names."""
+    """Environment variables that every task gets, without secrets (see `secrets`)."""
 
     secrets: tuple[str, ...] = ()
-    """Names of environment variables that the target provides; their values are not written anywhere."""
+    """Names of environment variables with secret values, which the target provides; the values are never written to a
+    file."""
 
     labels: dict[str, str] = field(default_factory=dict)
-    """Key -> value, for the scheduler and those who look at its jobs; keys without a prefix."""
+    """Labels, key -> value, that the scheduler shows with the job; keys have no prefix."""
 
     after: tuple[str, ...] = ()
-    """IDs of jobs of the same target that must be done before it starts."""
+    """IDs of jobs on the same target that must be done before this job starts."""
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):
@@ -112,7 +114,7 @@ class Job:
 
     @property
     def id(self) -> str:
-        """`NAME-` and eight hexadecimal digits of everything that was submitted."""
+        """`NAME-` and eight hexadecimal digits of a hash of everything that was submitted."""
         return f"{self.name}-{fingerprint(self.to_json())[:ID_DIGITS]}"
 
     @property
@@ -136,6 +138,6 @@ def read_job(place: Path) -> Job:
     """Read the job of a folder.
 
     Raises:
-        ConfigError: the folder is not a job's.
+        ConfigError: the folder is not the folder of a job.
     """
     return build(Job, read_json(place / "job.json"), where=str(place / "job.json"))

@@ -16,12 +16,12 @@ _INSTALLED_PARTS = frozenset(("site-packages", "dist-packages"))
 def local_packages(folder: Path, sources: Iterable[Path]) -> dict[str, Path]:
     """Return name -> file or folder of each package that is neither in the folder nor installed.
 
-    A package is found where Python finds it (`PYTHONPATH`, `pip install -e`), else next to the experiment's folder. The
-    imports of such packages count, too.
+    A package is searched where Python searches it (`PYTHONPATH`, `pip install -e`), and then next to the experiment's
+    folder. Packages that a found package imports are searched, too.
 
     Args:
         folder: The experiment's folder.
-        sources: Its Python files.
+        sources: The experiment's Python files.
     """
     found: dict[str, Path] = {}
     known = set(sys.stdlib_module_names) | {"stoker"}

@@ -1,4 +1,4 @@
-"""Where the lock of an experiment is: in its folder, or above it in its repository."""
+"""Finds the lock file of an experiment: in its folder, or in a folder above it in the same git repository."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from stoker.core.git_repository import up_to_repository
 
 PROJECT_LOCK = "uv.lock"
 LOCKS = ("requirements.lock", PROJECT_LOCK, "requirements.txt")
-"""Names of locks; the first that exists in a folder counts."""
+"""Names of lock files; if a folder has several, the first name in this list is used."""
 
 
 def find_lock(folder: Path) -> Path | None:
-    """Return the lock of a folder, else that of the nearest one above it in its repository; None without one."""
+    """Return the lock file of a folder, or of the nearest folder above it in its repository; None if none has one."""
     paths = (each / name for each in up_to_repository(folder) for name in LOCKS)
     return next((path for path in paths if path.is_file()), None)

@@ -1,4 +1,4 @@
-"""Reads the logs in a job's folder, across their rotation, also when the machines are gone."""
+"""Reads the logs in a job's folder, across log rotation, and also after the machines of the job are gone."""
 
 from __future__ import annotations
 
@@ -12,29 +12,29 @@ from stoker.core.errors import ConfigError, Plain
 LOGS = "logs"
 
 _PART = re.compile(r"task-(\d+)\.log(?:\.(\d+))?")
-"""A task's log, or an older part of it: the higher the number, the older."""
+"""Matches a task's log, or an older part of it; a higher number is an older part."""
 
 POLL_S = 0.3
-"""Pause between two reads of growing logs: a shared file system sends no notification."""
+"""Pause between two reads of growing logs, seconds: a shared file system sends no notification."""
 
 SILENT_S = 600.0
-"""How long a cluster's server may be silent before following a log fails, seconds."""
+"""If a cluster's server does not answer for this many seconds, following a log fails."""
 
 LINE_BYTES = 1 << 20
-"""A longer line is returned in pieces."""
+"""Maximum length of a line, bytes; a longer line is returned in pieces."""
 
 BLOCK_BYTES = 1 << 16
 
 
 class GrowingLog:
-    """Reads the parts of one log, from the oldest to the newest; each call continues after the last one."""
+    """Reads the parts of one log, the oldest part first; each call continues where the previous call stopped."""
 
     def __init__(self, folder: Path, name: str) -> None:
         """Start at the beginning.
 
         Args:
             folder: Folder of the parts.
-            name: Of the newest part, e.g. `task-0.log`.
+            name: Name of the newest part, e.g. `task-0.log`.
         """
         self._folder, self._name = folder, name
         self._inode, self._offset = 0, 0
@@ -65,7 +65,7 @@ class GrowingLog:
             if number.isdecimal():
                 try:
                     found.append((int(number), path.stat().st_ino, path))
-                except FileNotFoundError:  # just rotated: the next read finds it
+                except FileNotFoundError:  # the log was just rotated: the next read finds the file
                     continue
         return [(inode, path) for _, inode, path in sorted(found, reverse=True)]
 
@@ -73,7 +73,7 @@ class GrowingLog:
         try:
             with path.open("rb") as stream:
                 if stream.seek(0, 2) < self._offset:
-                    self._offset = 0  # it was truncated
+                    self._offset = 0  # the file was truncated
                 stream.seek(self._offset)
                 while block := stream.read(BLOCK_BYTES):
                     self._offset += len(block)
@@ -94,12 +94,12 @@ def workers_of(place: Path) -> list[int]:
 def job_lines(
     place: Path, *, worker: int | None, until: Callable[[], bool] | None = None
 ) -> Iterator[str]:
-    """Yield the lines of a job's tasks, from all its incarnations.
+    """Yield the lines of a job's tasks, from all starts of the job.
 
     Args:
         place: The job's folder.
-        worker: Rank of one task; None: all, with `[worker N] ` before each line, and the target's own logs.
-        until: Continue until this returns True, including new logs; None: only the current lines.
+        worker: Rank of a task; None: all tasks, with `[worker N] ` before each line, and the target's own logs.
+        until: Follow the logs, and read new ones, until this function returns True; None: only the current lines.
 
     Raises:
         ConfigError: the worker does not exist.
@@ -116,7 +116,7 @@ def job_lines(
 def _lines(folder: Path, *, worker: int | None, until: Callable[[], bool] | None) -> Iterator[str]:
     logs: dict[str, GrowingLog] = {}
     while True:
-        # Called before reading, so that lines written before the end are still read.
+        # Call `until` before reading, so that lines that were written before the end are still read.
         over = until is None or until()
         for name in _names(folder, worker):
             logs.setdefault(name, GrowingLog(folder, name))

@@ -22,7 +22,7 @@ EXPERIMENT = "stoker.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """What is known in a folder: the targets and runs of its experiment and of the user."""
+    """The targets and folders of runs that are known in a folder: those of its experiment, and the user's."""
 
     targets: Mapping[str, Target]
     runs: tuple[Path, ...]
@@ -35,26 +35,26 @@ class KnownJob:
     place: Path
     job: Job
     target: Target | None
-    """None: no target has accepted it, or its target is unknown here."""
+    """The job's target; None if no target has accepted the job, or if its target is unknown here."""
 
     state: JobState
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Listed:
-    """One line of the list of jobs."""
+    """A job in the list of jobs."""
 
     state: JobState
     target: str
-    """Name of the target; empty if none has accepted it."""
+    """Name of the target; empty if no target has accepted the job."""
 
 
 def read_here(folder: Path, runs: Sequence[Path] = ()) -> Here:
-    """Collect what is known in a folder.
+    """Collect the targets and folders of runs that are known in a folder.
 
     Args:
         folder: The current folder, which need not be an experiment.
-        runs: Folders of runs, besides the experiment's.
+        runs: More folders of runs, in addition to the experiment's.
 
     Raises:
         ConfigError: stoker.yaml or the user's file of targets is not YAML.
@@ -67,10 +67,10 @@ def read_here(folder: Path, runs: Sequence[Path] = ()) -> Here:
 
 
 def find_job(named: str, here: Here) -> KnownJob:
-    """Return the job with an ID, or with the only ID that begins with a text.
+    """Return the job with this ID, or the only job whose ID begins with this text.
 
     Raises:
-        ConfigError: no job fits, or more than one.
+        ConfigError: no job matches, or several do.
         UserError: the job belongs to another user, or its target does not answer.
     """
     place = find_place(named, here.runs)
@@ -80,11 +80,11 @@ def find_job(named: str, here: Here) -> KnownJob:
 
 
 def state_of(place: Path, targets: Mapping[str, Target]) -> JobState:
-    """Return the state of a job according to its target.
+    """Return the state of a job as its target reports it.
 
     Args:
         place: The job's folder.
-        targets: By name; those of the job's experiment are added.
+        targets: Known targets by name; the targets of the job's experiment are added.
 
     Raises:
         UserError: the target does not answer, or the job belongs to another user.
@@ -100,7 +100,7 @@ def state_of(place: Path, targets: Mapping[str, Target]) -> JobState:
 
 
 def fetch_logs(place: Path, targets: Mapping[str, Target]) -> str:
-    """Copy the logs of a job to this machine if its target has them; return why they are older, one line, or nothing."""
+    """Copy the logs of a job to this machine if its target has them; return why that failed, or ""."""
     try:
         target = target_of(place, targets, folder=open_job(place).folder)
         provider = target.open() if target is not None else None
@@ -140,7 +140,7 @@ def list_jobs(here: Here) -> tuple[list[Listed], list[str]]:
 
 
 def stop_job(known: KnownJob) -> JobState:
-    """Stop a job after its tasks have saved; return its state.
+    """Stop a job, after its tasks have saved; return its state.
 
     Raises:
         ConfigError: no target has the job, or its target is unknown here.
@@ -159,7 +159,7 @@ def stop_job(known: KnownJob) -> JobState:
 
 
 def events_of(known: KnownJob) -> Sequence[JobEvent]:
-    """Return the events of a job, oldest first; nothing if the target does not report events."""
+    """Return the events of a job, oldest first; none if the target does not report events."""
     provider = known.target.open() if known.target is not None else None
     return provider.events(known.job.id) if isinstance(provider, Remote) else ()
 
@@ -167,12 +167,12 @@ def events_of(known: KnownJob) -> Sequence[JobEvent]:
 def lines_of_place(
     place: Path, targets: Mapping[str, Target], *, worker: int | None
 ) -> Iterator[str]:
-    """Yield what a job's tasks have printed so far: from its folder, else from its target.
+    """Yield the lines that a job's tasks have printed so far, from the job's folder, or else from its target.
 
     Args:
         place: The job's folder.
-        targets: By name.
-        worker: Rank of one task; None: all.
+        targets: Targets by name.
+        worker: Rank of a task; None: all tasks.
 
     Raises:
         ConfigError: the worker does not exist.
@@ -189,15 +189,15 @@ def lines_of_place(
 def lines_of(
     known: KnownJob, targets: Mapping[str, Target], *, worker: int | None
 ) -> Iterator[str]:
-    """Yield what a job's tasks print until the job is over.
+    """Yield the lines that a job's tasks print, until the job is over.
 
-    If the target's machines may not share the folder of runs with this one, the folder is read as soon as tasks have
-    written to it, and the target's own logs if they run and have not.
+    Some targets may not share the folder of runs with this machine. For these, the logs are read from the folder if
+    tasks write there soon after they start, and otherwise from the target.
 
     Args:
         known: The job.
-        targets: By name.
-        worker: Rank of one task; None: all.
+        targets: Targets by name.
+        worker: Rank of a task; None: all tasks.
     """
     provider = known.target.open() if known.target is not None else None
     if isinstance(provider, Remote) and not _has_logs_soon(known, targets):
@@ -212,7 +212,7 @@ def lines_of(
         try:
             phase = state_of(known.place, targets).phase
         except UserError:
-            # The logs do not come from the cluster, so a restart of its server does not matter.
+            # The logs come from the shared folder, so reading continues while the cluster's server restarts.
             now_s = time.monotonic()
             silent_s = silent_s if silent_s is not None else now_s
             if not isinstance(provider, Remote) or now_s - silent_s > SILENT_S:
@@ -225,8 +225,8 @@ def lines_of(
 
 
 SHARED_S = 20.0
-"""Longest time from the start of tasks until this machine sees their logs on a shared file system, seconds: Python starts,
-and NFS may show a new folder late."""
+"""Maximum time between the start of tasks and the moment when this machine sees their logs on a shared file system,
+seconds: Python must start, and NFS may show a new folder late."""
 
 LOOK_S = 2.0
 """Pause between two checks, seconds."""
@@ -239,7 +239,7 @@ def _has_logs_soon(known: KnownJob, targets: Mapping[str, Target]) -> bool:
     while not workers_of(known.place):
         try:
             phase, answered_s = state_of(known.place, targets).phase, time.monotonic()
-        except UserError:  # a server that restarts
+        except UserError:  # the cluster's server restarts
             if time.monotonic() - answered_s > SILENT_S:
                 raise
             phase = Phase.UNKNOWN
@@ -268,7 +268,7 @@ def _without_target(place: Path) -> JobState:
 
 
 def target_of(place: Path, targets: Mapping[str, Target], *, folder: Path) -> Target | None:
-    """Return the target that has accepted a job: a known one, else one of the job's experiment."""
+    """Return the target that has accepted a job: a known target, or else a target of the job's experiment."""
     submitted = read_submitted(place)
     if submitted is None:
         return None
@@ -278,7 +278,7 @@ def target_of(place: Path, targets: Mapping[str, Target], *, folder: Path) -> Ta
 
 
 def _further(known: Mapping[str, Path], targets: Mapping[str, Target]) -> list[Target]:
-    """Return targets that only the experiments of jobs define."""
+    """Return the targets of known jobs that only the jobs' own experiments define."""
     found = {}
     for place in known.values():
         submitted = read_submitted(place)
@@ -294,7 +294,7 @@ def _further(known: Mapping[str, Path], targets: Mapping[str, Target]) -> list[T
 
 
 def _targets_in(folder: Path) -> dict[str, Target]:
-    """Return the targets of an experiment; none if the experiment is gone or unreadable."""
+    """Return the targets of an experiment; empty if the experiment is gone or cannot be read."""
     file = folder / EXPERIMENT
     try:
         return read_targets(_section(read_yaml(file), file), file=file) if file.is_file() else {}

@@ -1,4 +1,4 @@
-"""Finds jobs: by their folders in RUNS/.jobs, and by an index of the user with a link to each."""
+"""Finds jobs: in the folders RUNS/.jobs, and in the user's index, which has a link to the folder of each job."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from stoker.jobs.job import JOBS, Job, read_job
 SUBMITTED = "submitted.json"
 
 _found: dict[str, Path] = {}
-"""Jobs that this process has found, so that a provider finds a job that a verb found by `--runs`."""
+"""Folders of jobs that this process has found, by ID. Through it, a provider also finds a job that a command has found
+with `--runs`."""
 
 _ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,120}")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Submitted:
-    """What is known of a submission once a target has accepted it."""
+    """The record of a submission that a target has accepted."""
 
     target: str
     """The target's name, as in `targets.yaml`."""
@@ -42,7 +43,7 @@ def index_folder() -> Path:
 
 
 def add_to_index(place: Path) -> None:
-    """Add a job to the user's index; without a writable home it is known only by RUNS/.jobs."""
+    """Add a job to the user's index. Without a writable home folder, the job is found only in RUNS/.jobs."""
     _found[place.name] = place.resolve()
     with contextlib.suppress(OSError):
         index_folder().mkdir(parents=True, exist_ok=True)
@@ -70,14 +71,14 @@ def folders_with(file: str, runs: Iterable[Path] = ()) -> list[Path]:
 
 
 def find_place(named: str, runs: Iterable[Path] = ()) -> Path:
-    """Return the folder of the job with an ID, or with the only ID that begins with a text.
+    """Return the folder of the job with this ID, or of the only job whose ID begins with this text.
 
     Args:
-        named: The ID or its beginning.
+        named: The ID, or its beginning.
         runs: Folders of runs in addition to the index.
 
     Raises:
-        ConfigError: no job fits (the nearest is named), or more than one.
+        ConfigError: no job matches (the message names the most similar ID), or several do.
     """
     if not _ID.fullmatch(named):
         raise ConfigError("a job is named by its ID or the beginning of it", got=named, fix=_LIST)
@@ -102,7 +103,7 @@ def find_place(named: str, runs: Iterable[Path] = ()) -> Path:
 
 _LIST = "List the jobs: stoker jobs."
 _LISTED = 5
-"""Most IDs that an error lists."""
+"""Maximum number of IDs that an error lists."""
 
 
 def _is_close(named: str, known: Iterable[str]) -> bool:
@@ -146,13 +147,13 @@ def read_submitted(place: Path) -> Submitted | None:
 
 
 def note_submission(place: Path, *, target: str, scheduler_id: str) -> None:
-    """Note that a target has accepted a job just now."""
+    """Record that a target has accepted a job just now."""
     noted = Submitted(target=target, scheduler_id=scheduler_id, submitted_s=time.time())
     write_submitted(place, noted)
 
 
 def write_submitted(place: Path, submitted: Submitted) -> None:
-    """Record that a target has accepted a job; keep what its provider has recorded."""
+    """Record that a target has accepted a job; fields that the provider has added to the record remain."""
     path = place / SUBMITTED
     before: dict[str, Any] = read_json(path) if path.is_file() else {}
     values = {
@@ -167,7 +168,7 @@ def _is_job(place: Path) -> bool:
     try:
         return (place / "job.json").exists()
     except PermissionError:
-        return True  # another user's job: `open_job` reports it
+        return True  # the job belongs to another user: `open_job` reports that
 
 
 def _entries(folder: Path) -> list[Path]:

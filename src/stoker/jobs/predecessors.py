@@ -1,4 +1,4 @@
-"""Jobs that must be done before another one starts."""
+"""Predecessors: jobs that must be done before another job starts."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ REMEDY = "Submit that job again, then this one"
 
 
 def require_may_be_done(job_id: str, state: JobState) -> None:
-    """Check that the predecessors of a job will be done.
+    """Check that the predecessors of a job can still become done.
 
     Raises:
         ConfigError: a predecessor has failed, was stopped, or is in an unknown state.
@@ -25,10 +25,10 @@ def require_may_be_done(job_id: str, state: JobState) -> None:
 
 
 def why_never(after: Sequence[str], state: Callable[[str], JobState]) -> str | None:
-    """Return why a job can never start; None if its predecessors are done, running, waiting or unknown.
+    """Return why a job can never start; None if each predecessor is done, running, waiting or unknown.
 
     Args:
-        after: IDs of its predecessors.
+        after: IDs of the job's predecessors.
         state: Returns the state of a job.
     """
     for each in after:

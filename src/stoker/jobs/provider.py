@@ -1,4 +1,4 @@
-"""The interface of every target: a scheduler, a cluster, a cloud, this machine."""
+"""The interface that every kind of target implements: a scheduler, a cluster, a cloud, or this machine."""
 
 from __future__ import annotations
 
@@ -15,19 +15,19 @@ class Phase(StrEnum):
     """The phase of a job."""
 
     WAITING = "waiting"
-    """It waits for machines."""
+    """The job waits for machines."""
 
     RUNNING = "running"
     RESTARTING = "restarting"
-    """It has started at least once, and waits for machines again."""
+    """The job has started at least once, and waits for machines again."""
 
     DONE = "done"
     FAILED = "failed"
     STOPPED = "stopped"
-    """Stopped by a person."""
+    """A user has stopped the job."""
 
     UNKNOWN = "unknown"
-    """The scheduler does not know the job, or did not answer; this never counts as failed."""
+    """The scheduler does not know the job, or did not answer; such a job is never treated as failed."""
 
     @property
     def is_over(self) -> bool:
@@ -37,20 +37,20 @@ class Phase(StrEnum):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class JobState:
-    """The scheduler's state of a job; times are seconds since the epoch."""
+    """The state of a job as the scheduler reports it; times are in seconds since the epoch."""
 
     id: str
-    """`Job.id`."""
+    """ID of the job, `Job.id`."""
 
     scheduler_id: str
     """The scheduler's ID of the job."""
 
     phase: Phase
     reason: str = ""
-    """Why it waits or failed, in the user's terms, with the remedy if there is one."""
+    """Why the job waits or has failed, in the user's terms, with a remedy if there is one."""
 
     expected_start_s: float | None = None
-    """When the scheduler expects to start it."""
+    """When the scheduler expects to start the job."""
 
     submitted_s: float | None = None
     started_s: float | None = None
@@ -60,7 +60,7 @@ class JobState:
     restarts: int = 0
     nodes: tuple[str, ...] = ()
     gpu_seconds: float | None = None
-    """Of all starts together; None if the target does not count them."""
+    """GPU seconds of all starts together; None if the target does not count GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -68,55 +68,57 @@ class JobEvent:
     """An event of a job or of one of its processes on a cluster."""
 
     at_s: float
-    """Seconds since the epoch."""
+    """Time of the event, seconds since the epoch."""
 
     about: str
-    """The affected object, e.g. `Pod trip-1f3a9c27-0`."""
+    """The object that the event is about, e.g. `Pod trip-1f3a9c27-0`."""
 
     reason: str
     message: str
     times: int = 1
-    """How often it occurred."""
+    """How often the event has occurred."""
 
 
 class Provider(Protocol):
-    """A target. Every method raises a one-line `UserError` if the target does not answer or refuses."""
+    """Submits jobs to a target. Each method raises a `UserError` if the target refuses or does not answer."""
 
     def validate(self, job: Job) -> None:
         """Refuse a job that the target cannot run, before anything is written or submitted.
 
         Raises:
-            ConfigError: a setting is not possible on the target: a partition that does not exist, more GPUs than any node has.
+            ConfigError: the target does not support a setting, e.g. the partition does not exist, or no node has
+                enough GPUs.
         """
 
     def describe(self, job: Job, code: bytes) -> str:
-        """Return what would be submitted, as text: manifests, a script, command lines.
+        """Return what would be submitted, as text: manifests, a script or command lines.
 
         Args:
             job: The job.
-            code: Content of its archive.
+            code: Content of the job's archive.
         """
 
     def submit(self, job: Job) -> str:
-        """Submit it, note that in its folder, and return the scheduler's ID; that of the earlier submission if it is there.
+        """Submit a job, record that in its folder, and return the scheduler's ID of the job.
 
-        The job's folder is written. An answer that is lost is not an error of the second call. What cannot be noted,
-        because the disk is full, does not stay submitted.
+        The caller has written the job's folder. If an earlier submission is found, its ID is returned. So, if the
+        target's answer is lost, a second call succeeds. If the submission cannot be recorded, because the disk is
+        full, it is canceled.
         """
 
     def state(self, job_id: str) -> JobState:
         """Return the state of one job."""
 
     def jobs(self) -> Sequence[JobState]:
-        """Return the user's jobs that Stoker has submitted here, the newest first."""
+        """Return the user's jobs that Stoker has submitted to this target, newest first."""
 
     def stop(self, job_id: str) -> None:
-        """End the job after its tasks have saved; do nothing if it is over."""
+        """End the job, after its tasks have saved; do nothing if the job is over."""
 
 
 @runtime_checkable
 class HasRemoteLogs(Protocol):
-    """A target whose jobs may write logs elsewhere than in their folders on this machine."""
+    """A target whose jobs may write their logs to another file system than this machine's."""
 
     def fetch(self, job_id: str) -> None:
         """Copy the logs of a job into its folder."""
@@ -124,19 +126,19 @@ class HasRemoteLogs(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Array:
-    """Jobs that are submitted together and differ only in their settings."""
+    """Jobs of a sweep: they are submitted together, and differ only in their settings."""
 
     id: str
     """ID of the sweep."""
 
     place: Path
-    """Folder of the sweep, with a link to each job's folder by its number."""
+    """Folder of the sweep; in it, link N leads to the folder of job N."""
 
     jobs: Mapping[int, Job]
-    """The jobs to submit, by their number in the sweep; their folders are written."""
+    """The jobs to submit, by their number in the sweep. Their folders have already been written."""
 
     at_once: int | None
-    """Most that run at a time; None: as many as the target allows."""
+    """Maximum number of jobs that run at the same time; None: as many as the target allows."""
 
 
 @runtime_checkable
@@ -147,13 +149,13 @@ class ArrayProvider(Provider, Protocol):
         """Refuse jobs that the target cannot run, before anything is written or submitted.
 
         Raises:
-            ConfigError: as `validate`, or there are more jobs than the target accepts at once.
+            ConfigError: as in `validate`, or there are more jobs than the target accepts at once.
         """
 
     def submit_array(self, array: Array) -> Mapping[int, str]:
-        """Submit jobs, note that in their folders, and return the scheduler's ID of each by its number in the sweep.
+        """Submit jobs, record that in their folders, and return the scheduler's IDs by number in the sweep.
 
-        After a lost answer, a second call succeeds.
+        If the target's answer is lost, a second call succeeds.
         """
 
 
@@ -162,37 +164,37 @@ class StopsMany(Protocol):
     """A target that can end all jobs of a sweep with a few calls."""
 
     def stop_all(self, job_ids: Sequence[str]) -> None:
-        """End all jobs of a sweep like `stop`, waiting jobs first."""
+        """End all jobs of a sweep as `stop` does, waiting jobs first."""
 
 
 @runtime_checkable
 class Remote(Protocol):
-    """A provider whose machines the user does not see: it provides events, and logs outside the folder of runs."""
+    """A provider whose machines users cannot access: it also returns events, and logs that the target keeps."""
 
     def events(self, job_id: str) -> Sequence[JobEvent]:
         """Return the events of the job, oldest first."""
 
     def log_lines(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
-        """Yield what the job's remaining processes have printed.
+        """Yield the lines that the job's existing processes have printed.
 
         Args:
             job_id: `Job.id`.
-            worker: Rank of one worker; None: all, with `[worker N] ` before each line.
-            follow: Continue until the job is over.
+            worker: Rank of a worker; None: all workers, with `[worker N] ` before each line.
+            follow: Whether to continue until the job is over.
         """
 
 
 class Wire(Protocol):
-    """A connection to a port, such as a socket; a broken one raises an `OSError`."""
+    """A connection to a port, such as a socket. Its methods raise an `OSError` if the connection is broken."""
 
     def recv(self, size: int, /) -> bytes:
-        """Return the received bytes, up to a limit; nothing after the end."""
+        """Return received bytes, at most `size`; no bytes after the end of the data."""
 
     def sendall(self, data: bytes, /) -> None:
         """Send bytes."""
 
     def shutdown(self, how: int, /) -> None:
-        """End the sending direction (`socket.SHUT_WR`)."""
+        """Tell the other side that no more data follows (`socket.SHUT_WR`)."""
 
     def close(self) -> None:
         """Close the connection."""
@@ -200,10 +202,10 @@ class Wire(Protocol):
 
 @runtime_checkable
 class ReachesPorts(Protocol):
-    """A target whose workers' ports are not on this machine."""
+    """A target whose workers run on other machines, so that their ports must be forwarded."""
 
     def where_is(self, job_id: str, worker: int) -> str:
-        """Return where a worker runs now, in the form that `connect` takes.
+        """Return where a worker runs now, as an argument for `connect`.
 
         Raises:
             ConfigError: the worker does not run.
@@ -219,10 +221,10 @@ class ReachesPorts(Protocol):
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProviderKind:
-    """A kind of target. `jobs/providers/NAME/kind.py` defines that of `provider: NAME` as `KIND`; it is listed nowhere else."""
+    """A kind of target. The constant `KIND` in `jobs/providers/NAME/kind.py` defines the kind for `provider: NAME`."""
 
     settings: type[Any]
-    """Dataclass of a target's settings, except `provider`."""
+    """Dataclass with a target's settings, except `provider`."""
 
     make: Callable[[str, Any], Provider]
     """Creates the provider of a target from its name and settings. It finds a job's folder with `places.find_place`."""

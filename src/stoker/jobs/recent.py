@@ -1,6 +1,6 @@
 """Cache of the recent states of jobs: following logs needs the state several times a second.
 
-A scheduler serves thousands of users, so a state counts as the current one for a short time.
+A scheduler serves thousands of users, so a state is not requested again for a short time.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Callable
 from stoker.jobs.provider import JobState
 
 FRESH_S = 2.0
-"""How long a state counts as current, seconds."""
+"""Time for which a cached state is used, seconds."""
 
 
 class RecentStates:
@@ -21,7 +21,7 @@ class RecentStates:
         self._read: dict[str, tuple[float, JobState]] = {}
 
     def state(self, job_id: str, read: Callable[[str], JobState]) -> JobState:
-        """Return a job's state: the cached one if it is recent, else the result of `read`."""
+        """Return the cached state of a job if it is recent, otherwise the result of `read`."""
         read_s, state = self._read.get(job_id, (-FRESH_S, None))
         if state is None or time.monotonic() - read_s >= FRESH_S:
             state = read(job_id)

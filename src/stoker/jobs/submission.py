@@ -27,17 +27,18 @@ class Receipt:
     """Name of the target that has the job."""
 
     already: bool
-    """Whether an earlier submission waits or runs: nothing was submitted."""
+    """Whether an earlier submission of the job waits or runs, so that nothing was submitted."""
 
     again: bool
-    """Whether an earlier submission is over, and this is its next start."""
+    """Whether an earlier submission of the job is over, and this submission starts the job again."""
 
 
 def find_predecessors(named: Iterable[str], runs: Path) -> tuple[str, ...]:
-    """Return the IDs of jobs, in a fixed order.
+    """Return the IDs of the named jobs, sorted.
 
     Args:
-        named: Their IDs, or beginnings of IDs that fit one job; of a sweep all jobs; `SWEEP/3`.
+        named: IDs of jobs, or beginnings that match only one ID. The ID of a sweep means all its jobs, and `SWEEP/3`
+            its job 3.
         runs: Folder of runs, in addition to the index.
 
     Raises:
@@ -57,11 +58,11 @@ def _jobs_of(named: str, runs: Path) -> list[str]:
 
 
 def require_predecessors(job: Job, target: str, targets: Mapping[str, Target]) -> None:
-    """Refuse a job that would wait forever, or for jobs that its target does not know.
+    """Refuse a job that would wait forever, or would wait for jobs on another target.
 
     Args:
         job: The job to submit.
-        target: Name of its target.
+        target: Name of the job's target.
         targets: All targets.
 
     Raises:
@@ -85,9 +86,9 @@ def submit(job: Job, archive: Archive, *, target: Target, targets: Mapping[str, 
 
     Args:
         job: The job.
-        archive: Its code.
-        target: The target.
-        targets: All targets: the earlier submission may be on another one.
+        archive: The job's code.
+        target: The target to submit to.
+        targets: All targets: the earlier submission may be on another target.
 
     Raises:
         UserError: the target refuses the job (then nothing is written) or does not answer, the folder of runs cannot

@@ -2,10 +2,10 @@
 
     RUNS/.jobs/NAME-sweep-HASH/
       sweep.json        this description
-      code.tar.gz       the code of all of them; their folders have links to it
+      code.tar.gz       the code of all jobs; the folders of the jobs have links to it
       0, 1, ...         links to the folders of the jobs
 
-Each element is a job like any other, with the same ID, folder, run, logs and starts as without the sweep.
+Each element is a normal job. Its ID, folder, run, logs and starts are the same as if it were submitted alone.
 """
 
 from __future__ import annotations
@@ -26,10 +26,10 @@ from stoker.jobs.places import folders_with
 FILE = "sweep.json"
 
 INFIX = "-sweep-"
-"""Between the experiment's name and the hash in a sweep's ID."""
+"""Part of a sweep's ID between the experiment's name and the hash."""
 
 MAX_ELEMENTS = 1000
-"""Most elements; Slurm's `MaxArraySize` is 1001 by default."""
+"""Maximum number of elements; Slurm's `MaxArraySize` is 1001 by default."""
 
 _PAIRS = {"[": "]", "{": "}", "(": ")", '"': '"', "'": "'"}
 
@@ -39,10 +39,10 @@ class Element:
     """One combination of values."""
 
     job: str
-    """ID of its job."""
+    """ID of the element's job."""
 
     settings: tuple[str, ...]
-    """Its settings, each `dotted.key=value`."""
+    """Settings of this combination, each `dotted.key=value`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,20 +59,20 @@ class Sweep:
 
     @property
     def id(self) -> str:
-        """`NAME-sweep-` and eight hexadecimal digits of the IDs of its jobs."""
+        """`NAME-sweep-` and eight hexadecimal digits of a hash of the jobs' IDs."""
         return f"{self.name}{INFIX}{fingerprint([each.job for each in self.elements])[:ID_DIGITS]}"
 
     @property
     def place(self) -> Path:
-        """Its folder."""
+        """Folder of the sweep."""
         return self.runs / JOBS / self.id
 
 
 def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
-    """Return the settings of each combination; the values of the last key change first.
+    """Return the settings of each combination; the last key varies fastest.
 
     Args:
-        sweeps: Each `KEY=VALUE,VALUE`; a comma in brackets or quotes belongs to the value.
+        sweeps: Texts of the form `KEY=VALUE,VALUE`; a comma inside brackets or quotes is part of a value.
 
     Raises:
         ConfigError: a text has another form, a key or value occurs twice, or there are too many combinations.
@@ -100,7 +100,7 @@ def combinations(sweeps: Sequence[str]) -> list[tuple[str, ...]]:
 
 
 def write_sweep(sweep: Sweep) -> None:
-    """Write the description, and a link to the folder of each job, where they are missing."""
+    """Write the description and the links to the jobs' folders, if they are missing."""
     values = asdict(sweep) | {"runs": str(sweep.runs)}
     write_atomic(sweep.place / FILE, json.dumps(values, indent=1) + "\n")
     for number, element in enumerate(sweep.elements):
@@ -113,24 +113,25 @@ def read_sweep(place: Path) -> Sweep:
     """Read the sweep of a folder.
 
     Raises:
-        ConfigError: the folder is not a sweep's.
+        ConfigError: the folder is not the folder of a sweep.
     """
     return build(Sweep, read_json(place / FILE), where=str(place / FILE))
 
 
 def sweeps(runs: Iterable[Path] = ()) -> dict[str, Sweep]:
-    """Return ID -> sweep, for those in the index and in folders of runs."""
+    """Return ID -> sweep, for the sweeps in the user's index and in folders of runs."""
     found = {}
     for place in folders_with(FILE, runs):
         try:
             found[place.name] = read_sweep(place)
-        except (ConfigError, OSError):  # another user's, or damaged: its jobs are listed alone
+        except (ConfigError, OSError):
+            # The sweep is another user's or damaged: its jobs are listed without it.
             continue
     return found
 
 
 def find_sweep(named: str, runs: Iterable[Path] = ()) -> Sweep | None:
-    """Return the sweep with an ID, or with the only ID that begins with a text up to `-sweep`; None without one.
+    """Return the sweep with this ID, or the only one whose ID begins with this text (at least `NAME-sweep`).
 
     Raises:
         ConfigError: more than one sweep fits.

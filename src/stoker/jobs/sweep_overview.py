@@ -1,4 +1,4 @@
-"""The states of sweeps: how many of their jobs wait, run and are over, and how to stop all."""
+"""The states of sweeps: how many jobs wait, run and are over. Also stops all jobs of a sweep."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.jobs.sweep import Element, Sweep, element_of, find_sweep, sweeps
 from stoker.jobs.targets import Target
 
 STOPS_AT_ONCE = 16
-"""Most jobs that get the request to save and end at the same time."""
+"""Maximum number of jobs that are stopped at the same time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -24,17 +24,17 @@ class SweepState:
     sweep: Sweep
 
     jobs: tuple[tuple[Element, Listed | None], ...]
-    """Each element and the state of its job; None: no job."""
+    """The elements with the states of their jobs; None: the job does not exist."""
 
     @property
     def submitted_s(self) -> float:
-        """Time of the newest submission among its jobs, seconds since the epoch."""
+        """Time of the newest submission among the jobs, seconds since the epoch."""
         known = [each.state.submitted_s or 0.0 for _, each in self.jobs if each is not None]
         return max(known, default=0.0)
 
     @property
     def target(self) -> str:
-        """Name of the target; several are separated by commas."""
+        """Name of the jobs' target; if there are several, their names separated by commas."""
         return ", ".join(sorted({each.target for _, each in self.jobs if each and each.target}))
 
     def counts(self) -> str:
@@ -50,7 +50,7 @@ _ORDER = (
 
 
 def list_with_sweeps(here: Here) -> tuple[list[Listed | SweepState], list[str]]:
-    """Return the jobs that belong to no sweep, and the sweeps, newest first; and a line for each silent target."""
+    """Return jobs without a sweep and sweeps, newest first, and a line for each target that does not answer."""
     listed, problems = list_jobs(here)
     found = _sweep_states(sweeps(here.runs).values(), listed)
     inside = {element.job for each in found for element in each.sweep.elements}
@@ -60,14 +60,14 @@ def list_with_sweeps(here: Here) -> tuple[list[Listed | SweepState], list[str]]:
 
 
 def find_element(named: str, here: Here) -> tuple[Sweep | None, str]:
-    """Split `SWEEP...` into the sweep and "", or return None and a job's name: `SWEEP/3` is the job of element 3.
+    """Return the sweep and "" if the name is that of a sweep, otherwise None and the name of a job.
 
     Args:
-        named: `JOB`, `JOB/...`, `SWEEP`, `SWEEP/NUMBER` or `SWEEP/NUMBER/...`.
+        named: `JOB`, `JOB/...`, `SWEEP`, `SWEEP/NUMBER` or `SWEEP/NUMBER/...`. `SWEEP/3` becomes the ID of job 3.
         here: The jobs and targets known in the current folder.
 
     Raises:
-        ConfigError: the element does not exist, or more than one sweep fits.
+        ConfigError: the element does not exist, or several sweeps match.
     """
     first, slash, rest = named.partition("/")
     sweep = find_sweep(first, here.runs)
@@ -86,7 +86,7 @@ def state_of_sweep(sweep: Sweep, here: Here) -> tuple[SweepState, list[str]]:
 
 
 def stop_sweep(sweep: Sweep, here: Here) -> SweepState:
-    """Stop the jobs of a sweep, waiting ones first, so that none starts meanwhile; return their states.
+    """Stop the jobs of a sweep and return their states; waiting jobs are stopped first, so that none starts.
 
     Raises:
         UserError: a job could not be stopped.
@@ -97,7 +97,7 @@ def stop_sweep(sweep: Sweep, here: Here) -> SweepState:
     for element in sweep.elements:
         place = sweep.place.parent / element.job
         if not (place / "job.json").exists():
-            continue  # its submission was interrupted
+            continue  # the submission of this job was interrupted
         target = target_of(place, here.targets, folder=open_job(place).folder)
         if target is None:
             alone.append(element.job)

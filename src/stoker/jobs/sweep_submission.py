@@ -1,4 +1,4 @@
-"""Submits the missing jobs of a sweep, all at once."""
+"""Submits the missing jobs of a sweep together."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ class SweepReceipt:
     """IDs of the jobs that this call has submitted."""
 
     live: tuple[str, ...]
-    """IDs of those that were already waiting or running, perhaps on another target."""
+    """IDs of the jobs that were already waiting or running, perhaps on another target."""
 
     done: tuple[str, ...]
-    """IDs of those that are done."""
+    """IDs of the jobs that are done."""
 
 
 def array_of(sweep: Sweep, jobs: Sequence[Job], *, at_once: int | None) -> Array:
-    """Return all jobs of a sweep in the form that a target takes."""
+    """Return all jobs of a sweep as the `Array` that a provider submits."""
     numbered = dict(enumerate(jobs))
     return Array(id=sweep.id, place=sweep.place, jobs=numbered, at_once=at_once)
 
@@ -44,7 +44,7 @@ def array_of(sweep: Sweep, jobs: Sequence[Job], *, at_once: int | None) -> Array
 def require_submittable(
     array: Array, *, target: Target, targets: Mapping[str, Target]
 ) -> ArrayProvider:
-    """Return the provider of a target that can run these jobs, before anything is written.
+    """Check, before anything is written, that a target can run these jobs; return its provider.
 
     Raises:
         ConfigError: the target cannot run them, accepts only one job at a time, or a predecessor will not be done.
@@ -53,9 +53,9 @@ def require_submittable(
     provider = target.open()
     if not isinstance(provider, ArrayProvider):
         raise ConfigError(
-            "--sweep needs a target that takes many jobs at once",
+            "--sweep needs a target that accepts many jobs at once",
             got=Plain(f"{target.name}, whose provider is {target.provider}"),
-            fix="Submit each combination alone, with --set.",
+            fix="Submit each combination separately, with --set.",
         )
     provider.validate_array(array)
     require_predecessors(array.jobs[0], target.name, targets)
@@ -75,11 +75,11 @@ def submit_sweep(
 
     Args:
         sweep: The sweep.
-        jobs: Its jobs, in the order of the sweep's elements.
-        archive: Their code.
-        at_once: Most that run at a time; None: the target's own limit.
-        target: The target.
-        targets: All targets: a job may already be on another one.
+        jobs: The jobs, in the order of the sweep's elements.
+        archive: The code of the jobs.
+        at_once: Maximum number of jobs that run at the same time; None: the target's own limit.
+        target: The target to submit to.
+        targets: All targets: a job may already be on another target.
 
     Raises:
         UserError: the target refuses the jobs (then nothing is written) or does not answer, or the folder of runs
@@ -109,7 +109,7 @@ def submit_sweep(
 
 
 def _phase(job: Job, targets: Mapping[str, Target]) -> Phase | None:
-    """Return the phase of an earlier submission; None without one, or if its state is unknown."""
+    """Return the phase of a job's earlier submission; None if there is none, or if its state is unknown."""
     if read_submitted(job.place) is None:
         return None
     phase = state_of(job.place, targets).phase
@@ -122,7 +122,7 @@ def _write(job: Job, code: Path) -> None:
     link.unlink(missing_ok=True)
     try:
         os.link(code, link)
-    except OSError:  # a file system without hard links
+    except OSError:  # the file system has no hard links
         shutil.copyfile(code, link)
     with contextlib.suppress(OSError):
         add_to_index(job.place)

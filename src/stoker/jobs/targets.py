@@ -1,4 +1,4 @@
-"""Targets by name, from the user's `targets.yaml` and the experiment's `targets`, and the provider of a target."""
+"""Reads targets from the user's `targets.yaml` and from an experiment's `targets`; creates their providers."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ LOCAL = "local"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Target:
-    """A place to which jobs are submitted."""
+    """A machine or a cluster to which jobs are submitted."""
 
     name: str
     provider: str
     settings: Any
-    """The settings, an instance of its kind's dataclass."""
+    """The settings of the target, an instance of `ProviderKind.settings`."""
 
     problem: ConfigError | None = None
-    """What is wrong with the target's section; then it has no settings."""
+    """What is wrong with the section of the target; then the target has no settings."""
 
     def open(self) -> Provider:
-        """Create the provider, without a request to it.
+        """Create the provider of the target; no request is sent.
 
         Raises:
             ConfigError: the target's section is wrong.
@@ -52,11 +52,12 @@ def read_targets(of_experiment: Mapping[str, Any], *, file: Path) -> dict[str, T
     """Return all targets by name.
 
     Args:
-        of_experiment: The section `targets` of stoker.yaml; it takes precedence over the user's file.
-        file: That stoker.yaml, for messages.
+        of_experiment: The section `targets` of a stoker.yaml; it takes precedence over the user's file.
+        file: Path of this stoker.yaml, for messages.
 
     Raises:
-        ConfigError: the user's file is not YAML. A wrong section is the `problem` of its target alone.
+        ConfigError: the user's file is not YAML. (An invalid section of a target raises no error; see
+            `Target.problem`.)
     """
     found = {LOCAL: _built(LOCAL, {"provider": LOCAL})}
     own = targets_file()
@@ -77,14 +78,14 @@ def _of_file(section: Mapping[str, Any], file: Path, *, prefix: str) -> dict[str
 
 
 def find_target(name: str, targets: Mapping[str, Target]) -> Target:
-    """Return the target with a name.
+    """Return the target with this name.
 
     Raises:
-        ConfigError: no target has this name (the nearest is named), or its section is wrong.
+        ConfigError: no target has this name (the message names the most similar one), or its section is invalid.
     """
     if name not in targets:
         fix = f"{nearest(name, targets)} Targets are named in {targets_file()} and stoker.yaml."
-        raise ConfigError("--on names a target", got=name, fix=fix)
+        raise ConfigError("--on must be the name of a target", got=name, fix=fix)
     if (problem := targets[name].problem) is not None:
         raise problem
     return targets[name]
@@ -96,7 +97,7 @@ def provider_names() -> list[str]:
 
 
 def _built(where: str, raw: object) -> Target:
-    """Return the target of one section, whose dotted key ends with its name."""
+    """Return the target that a section describes; the section's dotted key ends with the target's name."""
     if not isinstance(raw, Mapping):
         raise ConfigError(
             f"{where} must be a section of `key: value` lines",

@@ -236,7 +236,7 @@ def test_a_port_of_a_worker_is_reached_through_ssh_and_from_a_login_node(laptop:
             on_problem=print,
         ) as (plain,):
             assert answer_of(plain) == ANSWER
-    with pytest.raises(UserError, match=f"port {remote} of {there} must be one on which"):
+    with pytest.raises(UserError, match=f"must listen on port {remote} of {there}"):
         port_forward.connect(Here(), there, remote)
     provider.stop(job.id)
 

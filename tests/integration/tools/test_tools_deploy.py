@@ -489,14 +489,14 @@ def plan(**settings: Any) -> Plan:
         ({"memory": "2"}, "--memory must be like"),
         ({"replicas": 0}, "at least 1 replica"),
         ({"replicas": 5, "max_replicas": 2}, "at least 1 replica"),
-        ({"target": "compose", "cpu": "500m"}, "in cores"),
-        ({"server": "tensorflow-serving", "gpu": True}, "--gpu is for --server stoker"),
-        ({"target": "kserve", "shared": SharedVolume()}, "--shared-repository is for"),
-        ({"server": "tensorflow-serving", "shared": SharedVolume()}, "--shared-repository is for"),
+        ({"target": "compose", "cpu": "500m"}, "number of cores"),
+        ({"server": "tensorflow-serving", "gpu": True}, "--gpu needs --server stoker"),
+        ({"target": "kserve", "shared": SharedVolume()}, "--shared-repository needs"),
+        ({"server": "tensorflow-serving", "shared": SharedVolume()}, "--shared-repository needs"),
         ({"model": "m" * 60, "shared": SharedVolume()}, "NAME-push-VERSION must have at most 63"),
         ({"queue_target": 0}, "--queue-target must be from 1"),
-        ({"queue_target": 5, "target": "kserve"}, "--queue-target is for"),
-        ({"queue_target": 5, "server": "tensorflow-serving"}, "--queue-target is for"),
+        ({"queue_target": 5, "target": "kserve"}, "--queue-target needs"),
+        ({"queue_target": 5, "server": "tensorflow-serving"}, "--queue-target needs"),
     ],
 )
 def test_what_a_manifest_could_not_hold_is_refused(settings: dict[str, Any], rule: str) -> None:
@@ -615,7 +615,7 @@ def test_a_model_that_is_larger_than_the_memory_of_a_server_is_refused(
 
     assert invoke(["deploy", str(tmp_path / "half_plus"), *flags], debug=False) == 2
     said = capfd.readouterr().err
-    assert "--memory must be more than the model takes on disk" in said
+    assert "--memory must be more than the model's size on disk" in said
     assert "Received: 1Gi, and a model of 1.00 GiB." in said
     assert not (tmp_path / "out").exists()
 

@@ -120,7 +120,7 @@ FOUND = {
     ),
     "driver_missing": (
         host(nvidia_on_bus=1),
-        "error: 1 NVIDIA GPU on the PCI bus, and no driver loaded",
+        "error: 1 NVIDIA GPU on the PCI bus, but no driver is loaded",
     ),
     "driver_broken": (
         host(nvidia_on_bus=1, nvidia_module="570.1"),
@@ -172,7 +172,7 @@ FOUND = {
     ),
     "gpus_unseen": (
         unseen(),
-        "error: the driver has 2 GPUs and TensorFlow sees none, for a reason that is in its log",
+        "error: the driver has 2 GPUs and TensorFlow sees none; TensorFlow's log gives the reason",
     ),
     "gpu_code": (
         gpu(compute_capability=(3, 7)),
@@ -238,23 +238,23 @@ FOUND = {
     ),
     "open_files": (
         host(open_files=1024),
-        "warning: this shell's processes may open 1024 files",
+        "warning: a process started from this shell may open at most 1024 files",
     ),
     "address_space": (
         host(address_space_bytes=8 * GIB),
         (
-            "warning: this shell's processes may map 8.0 GiB: TensorFlow's threads and CUDA map far "
-            "more than they use, and fail to start"
+            "warning: a process started from this shell may map at most 8.0 GiB of address space: "
+            "TensorFlow and CUDA map far more than they use, and fail to start"
         ),
     ),
     "processes": (
         host(processes=1024),
-        "warning: you may have 1024 processes and threads, on 16 cores",
+        "warning: your user may have at most 1024 processes and threads, on 16 cores",
     ),
     "locked_memory": (
         host(infiniband=("mlx5_0", "mlx5_1")),
         (
-            "warning: a process may lock 0.0 GiB into memory: NCCL cannot exchange over mlx5_0, mlx5_1"
+            "warning: a process may lock at most 0.0 GiB of memory: NCCL cannot exchange data over mlx5_0, mlx5_1"
         ),
     ),
     "disk_space": (
@@ -263,7 +263,7 @@ FOUND = {
     ),
     "disk_speed": (
         host(disk=replace(HOST.disk, write_bytes_per_s=20e6)),
-        "warning: the disk of /data writes 20 MB/s",
+        "warning: the disk of /data writes only 20 MB/s",
     ),
 }
 

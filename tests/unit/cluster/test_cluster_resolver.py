@@ -95,11 +95,11 @@ MALFORMED = {
     ),
     "twice": (
         json.dumps({"cluster": {"worker": ["a:1", "a:1"]}, "task": FIRST}),
-        "must name an address once",
+        "must not name an address twice",
     ),
     "two chiefs": (
         json.dumps({"cluster": {"chief": ["a:1", "b:1"]}, "task": {"type": "chief", "index": 0}}),
-        "must name one chief",
+        "must name at most one chief",
     ),
     "an index too high": (
         json.dumps({"cluster": WORKERS, "task": {"type": "worker", "index": 2}}),

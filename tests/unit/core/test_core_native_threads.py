@@ -118,4 +118,4 @@ def test_a_program_of_the_users_waits_and_says_so() -> None:
     found, out, err = ended("sys.exit(3)", crashes=False)
 
     assert (found, out) == (3, "done at exit\nworked\n")
-    assert "XLA compiles, which cannot be interrupted: waiting for its end" in err
+    assert "XLA compiles and cannot be interrupted: waiting for its end" in err

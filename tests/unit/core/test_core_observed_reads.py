@@ -385,7 +385,7 @@ def test_a_folder_of_very_many_files_is_left_out_and_named_once(
     assert {name for name in found if name.startswith("images/a")} == {"images/a/"}
     assert "zoo/late.py" in found
     (said,) = [record.getMessage() for record in caplog.records]
-    assert said.startswith("changes of the files in images/a/ are not seen: ")
+    assert said.startswith("changes of files in images/a/ are not noticed: ")
     listings = Listings([name for name in found if found[name][0] >= 0], own=(), counted=())
     assert not listings.listed("images/a")
     assert listings.listed("images/b")

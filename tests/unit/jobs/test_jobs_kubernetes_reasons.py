@@ -283,7 +283,7 @@ def test_a_job_in_a_queue_says_why_it_waits() -> None:
         ),
         (
             'pods "trip-0" is forbidden: no PriorityClass with name high was found',
-            "priority_class must be one of the cluster's",
+            "priority_class must exist in the cluster",
         ),
         (
             'pods "trip-0" is forbidden: error looking up service account team/train',

@@ -159,7 +159,7 @@ def test_an_elastic_job_starts_with_as_many_workers_as_this_machine_has_room_for
     assert why_fewer(small) == ""
     assert why_fewer(replace(small, workers=2, cpus=cores)).startswith("1 of 2 workers, as this")
     large = replace(job, resources=Resources(workers=6, min_workers=2, cpus=cores))
-    with pytest.raises(ConfigError, match=f"--cpus must leave .* 2 workers with {cores} each"):
+    with pytest.raises(ConfigError, match=f"--cpus must be small .* 2 workers with {cores} each"):
         provider.validate(large)
 
 

@@ -156,7 +156,10 @@ GROUP = NodeGroup(
     [
         ({"gpus": 9}, "at most the 8 GPUs of a machine in partition gpu. Received: 9"),
         ({"workers": 5}, "at most the 4 machines of partition gpu. Received: 5"),
-        ({"time_limit_s": 2.5 * 86400 + 1}, "216000 s. Received: 216001 s"),
+        (
+            {"time_limit_s": 2.5 * 86400 + 1},
+            "at most 216000 s, the limit of partition gpu. Received: 216001 s",
+        ),
         ({"gpus": 8, "workers": 4, "time_limit_s": 2.5 * 86400, "cpus": 64}, None),
     ],
 )
@@ -296,7 +299,7 @@ def test_gpu_seconds_are_those_of_all_starts(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        ({"sbatch": ("--comment=x",)}, "leave --comment to Stoker"),
+        ({"sbatch": ("--comment=x",)}, "must not contain --comment"),
         ({"sbatch": ("-p main",)}, "long options"),
         ({"setup": ("a\n#SBATCH --nodes=9",)}, "line breaks"),
         ({"partition": "a\nb"}, "line breaks"),

@@ -73,10 +73,10 @@ def test_a_folder_that_cannot_be_mounted_is_refused() -> None:
         ({"container": {"runtime": "pyxis"}}, "container.image must be given"),
         (
             {"container": {"image": "a", "runtime": "pyxis"}, "environment_from": "lock"},
-            "environment_from must be python where the target has a container",
+            "environment_from must be python if the target has a container",
         ),
         ({"environments_folder": "envs"}, "environments_folder must be an absolute path"),
-        ({"environment_on_local_disk": True}, "must come with environment_from: lock"),
+        ({"environment_on_local_disk": True}, "needs environment_from: lock"),
     ],
 )
 def test_settings_of_the_environment_that_mean_nothing_are_refused(

@@ -89,7 +89,7 @@ def test_facts_of_a_job_are_those_of_the_cluster(tmp_path: Path) -> None:
     "answer", [b"logs/task-0.log - 0 9\nabc", b"Welcome\n", b"outcome - x 1\na", b"\xff\n"]
 )
 def test_an_answer_that_is_cut_or_none_is_one_line(tmp_path: Path, answer: bytes) -> None:
-    with pytest.raises(UserError, match="whole files of the job"):
+    with pytest.raises(UserError, match="complete files of the job"):
         apply(answer, tmp_path)
     assert list(tmp_path.iterdir()) == []
 

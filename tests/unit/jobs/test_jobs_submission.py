@@ -201,10 +201,13 @@ def test_a_job_that_may_run_elsewhere_is_not_submitted_to_another_target(experim
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["--on", "locla"], "--on names a target. Received: 'locla'. Did you mean 'local'?"),
+        (
+            ["--on", "locla"],
+            "--on must be the name of a target. Received: 'locla'. Did you mean 'local'?",
+        ),
         (["--on", "local", "--workers", "0"], "--workers must be from 1 to 1024"),
-        (["--on", "local", "--gpus", "8000"], "--gpus must leave enough"),
-        (["--on", "local", "--cpus", "9000"], "--cpus must leave enough"),
+        (["--on", "local", "--gpus", "8000"], "--gpus must be small enough"),
+        (["--on", "local", "--cpus", "9000"], "--cpus must be small enough"),
         (["--on", "local", "--workers", "2", "--memory", "60000"], "2 workers with 60000 each"),
         (["--on", "local", "--memory", "nan"], "--memory must be from 0.125 to 65536 GiB"),
         (["--on", "local", "--memory", "0"], "--memory must be from 0.125 to 65536 GiB"),

@@ -47,7 +47,8 @@ def test_an_unknown_target_names_the_nearest() -> None:
     targets = read("cluster: {provider: local}\n")
 
     with pytest.raises(
-        ConfigError, match=r"--on names a target\. Received: 'clutser'\. Did you mean 'cluster'"
+        ConfigError,
+        match=r"--on must be the name of a target\. Received: 'clutser'\. Did you mean 'cluster'",
     ):
         find_target("clutser", targets)
 

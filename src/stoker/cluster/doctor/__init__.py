@@ -1,1 +1,1 @@
-"""The machine as a training run uses it: its resources, and its problems."""
+"""Examines a machine for training: its resources, and problems that a training run would have."""

@@ -1,4 +1,4 @@
-"""Finds problems of a machine, each with a command that fixes it."""
+"""Finds problems of a machine; each finding has a command that fixes the problem."""
 
 from __future__ import annotations
 
@@ -18,34 +18,37 @@ from stoker.cluster.doctor.host import Host
 from stoker.core.errors import Finding
 
 MIN_SHM_BYTES = 1 << 30
-"""With less, NCCL between the GPUs of a machine, and loaders with several processes, fail or slow down;
-Docker's default is 64 MiB."""
+"""Minimum free space of /dev/shm. With less, NCCL between the GPUs of a machine, and data loaders with several
+processes, fail or slow down. Docker's default is 64 MiB."""
 
 MIN_FILES = 4096
-"""Open files: one for each shard, connection and library."""
+"""Minimum limit of open files: each shard, connection and library takes one."""
 
 MIN_ADDRESS_SPACE = 256 << 30
-"""CUDA maps the memory of the machine and of each GPU; each arena of a thread maps 64 MiB."""
+"""Minimum limit of a process's address space, bytes: CUDA maps the memory of the machine and of each GPU, and the
+memory arena of each thread maps 64 MiB."""
 
 MIN_THREADS_A_CORE = 256
-"""The thread pools of TensorFlow and tf.data have one thread per core, in each process."""
+"""Minimum limit of the user's processes and threads, per core: each process has several pools with one thread per
+core."""
 
 MIN_LOCKED_BYTES = 1 << 30
-"""NCCL locks its buffers for InfiniBand verbs; its documentation requires no limit."""
+"""Minimum limit of locked memory, bytes, for NCCL, which locks its buffers for InfiniBand. NCCL's documentation
+requires it to be unlimited."""
 
 MIN_AVAILABLE_BYTES = 2 << 30
-"""Free memory for TensorFlow and a batch or two."""
+"""Minimum free memory, bytes: enough for TensorFlow and one or two batches."""
 
 MIN_DISK_BYTES_PER_S = 100e6
-"""A slower disk feeds at most 1,000 JPEGs of 100 KB per second."""
+"""Minimum speed of the disk: at this speed, 1,000 JPEGs of 100 KB can be read per second."""
 
 MIN_FREE_BYTES = 10 << 30
-"""Free space for shards, checkpoints and exported models."""
+"""Minimum free space on the disk, bytes, for shards, checkpoints and exported models."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """All facts that are checked."""
+    """All facts about a machine that the rules check."""
 
     host: Host
     gpus: Gpus
@@ -86,7 +89,7 @@ def _driver_answers(machine: Machine) -> Iterator[Finding]:
     elif host.nvidia_on_bus and host.nvidia_module is None:
         yield Finding.error(
             "driver_missing",
-            f"{_count(host.nvidia_on_bus, 'NVIDIA GPU')} on the PCI bus, and no driver loaded",
+            f"{_count(host.nvidia_on_bus, 'NVIDIA GPU')} on the PCI bus, but no driver is loaded",
             "Install it and restart the machine: sudo apt-get install -y nvidia-driver && sudo reboot",
         )
     elif host.nvidia_module or host.nvidia_on_bus:
@@ -94,7 +97,7 @@ def _driver_answers(machine: Machine) -> Iterator[Finding]:
             "driver_broken",
             f"NVIDIA's driver does not answer ({gpus.unread}), though the kernel has its module "
             f"{host.nvidia_module or ''}".rstrip(),
-            "After an update of the driver the machine has to be restarted: sudo reboot",
+            "Restart the machine, which is necessary after an update of the driver: sudo reboot",
         )
 
 
@@ -167,13 +170,13 @@ def _gpus_are_seen(machine: Machine) -> Iterator[Finding]:
         yield Finding.error(
             "tensorflow_cpu",
             f"{what}: this TensorFlow is built without CUDA",
-            "Install one with it: pip uninstall -y tensorflow-cpu; pip install 'tensorflow[and-cuda]'",
+            "Install one with CUDA: pip uninstall -y tensorflow-cpu; pip install 'tensorflow[and-cuda]'",
         )
     elif machine.visible is not None:
         yield Finding.warning(
             "gpus_hidden",
             f"{what}: CUDA_VISIBLE_DEVICES is {machine.visible!r}",
-            "Show all of them: unset CUDA_VISIBLE_DEVICES",
+            "Make all GPUs visible: unset CUDA_VISIBLE_DEVICES",
         )
     elif framework.missing:
         yield Finding.error(
@@ -184,14 +187,14 @@ def _gpus_are_seen(machine: Machine) -> Iterator[Finding]:
     elif any(state.mig for state in gpus.states):
         yield Finding.warning(
             "mig",
-            f"{what}: a GPU in MIG mode is used by its instances, one a process",
+            f"{what}: a GPU in MIG mode can be used only through its instances, one per process",
             "Choose an instance: export CUDA_VISIBLE_DEVICES=$(nvidia-smi -L | grep -om1 'MIG-[0-9a-f-]*')",
         )
     else:
         yield Finding.error(
             "gpus_unseen",
-            f"{what}, for a reason that is in its log",
-            "Read it: TF_CPP_MIN_LOG_LEVEL=0 python -c "
+            f"{what}; TensorFlow's log gives the reason",
+            "Print the log: TF_CPP_MIN_LOG_LEVEL=0 python -c "
             "'import tensorflow as tf; print(tf.config.list_physical_devices())'",
         )
 
@@ -209,14 +212,15 @@ def _code_for_gpus(machine: Machine) -> Iterator[Finding]:
                 "gpu_new",
                 f"this TensorFlow has no machine code for {gpu}: the driver compiles it from PTX at the "
                 "first start, which can take many minutes",
-                "Keep the result: export CUDA_CACHE_MAXSIZE=4294967296 CUDA_CACHE_PATH=$HOME/.nv/ComputeCache",
+                "Keep the compiled code for later starts: "
+                "export CUDA_CACHE_MAXSIZE=4294967296 CUDA_CACHE_PATH=$HOME/.nv/ComputeCache",
             )
         elif kind is None:
             yield Finding.error(
                 "gpu_code",
                 f"this TensorFlow does not run on {gpu}: it has code for {_listed(names)}",
-                "Use an older TensorFlow for an old card and a newer one for a new card; pip index "
-                "versions tensorflow lists all versions.",
+                "Install an older TensorFlow for an old GPU, or a newer one for a new GPU; list all "
+                "versions: pip index versions tensorflow",
             )
 
 
@@ -290,7 +294,7 @@ def _host_memory(machine: Machine) -> Iterator[Finding]:
         yield Finding.warning(
             "memory",
             f"{_gib(host.available_bytes)} of {_gib(host.memory_bytes)} memory are free",
-            "See which processes use it: ps aux --sort=-rss | head",
+            "See which processes use the memory: ps aux --sort=-rss | head",
         )
     if host.limit_bytes is not None and host.limit_bytes < host.memory_bytes // 2:
         yield Finding.warning(
@@ -306,7 +310,10 @@ def _host_memory(machine: Machine) -> Iterator[Finding]:
             {
                 "kubernetes": "Mount a volume there: emptyDir: {medium: Memory, sizeLimit: 8Gi}",
                 None: "Make it larger: sudo mount -o remount,size=8G /dev/shm",
-            }.get(host.container, "Start the container with more: docker run --shm-size=8g ..."),
+            }.get(
+                host.container,
+                "Start the container with a larger one: docker run --shm-size=8g ...",
+            ),
         )
 
 
@@ -316,7 +323,7 @@ def _host_files(machine: Machine) -> Iterator[Finding]:
         may = host.open_files_most < 0 or host.open_files_most >= MIN_FILES
         yield Finding.warning(
             "open_files",
-            f"this shell's processes may open {host.open_files} files",
+            f"a process started from this shell may open at most {host.open_files} files",
             "Raise it: ulimit -n 65536"
             if may and not 0 <= host.open_files_most < 65536
             else f"Raise it: ulimit -n {host.open_files_most}"
@@ -330,20 +337,20 @@ def _host_limits(machine: Machine) -> Iterator[Finding]:
     if 0 <= host.address_space_bytes < MIN_ADDRESS_SPACE:
         yield Finding.warning(
             "address_space",
-            f"this shell's processes may map {_gib(host.address_space_bytes)}: TensorFlow's threads "
-            "and CUDA map far more than they use, and fail to start",
+            f"a process started from this shell may map at most {_gib(host.address_space_bytes)} of "
+            "address space: TensorFlow and CUDA map far more than they use, and fail to start",
             "Remove the limit: ulimit -v unlimited",
         )
     if 0 <= host.processes < MIN_THREADS_A_CORE * host.cores:
         yield Finding.warning(
             "processes",
-            f"you may have {host.processes} processes and threads, on {_count(host.cores, 'core')}",
+            f"your user may have at most {host.processes} processes and threads, on {_count(host.cores, 'core')}",
             f"Raise it: ulimit -u {MIN_THREADS_A_CORE * host.cores}",
         )
     if host.infiniband and 0 <= host.locked_bytes < MIN_LOCKED_BYTES:
         yield Finding.warning(
             "locked_memory",
-            f"a process may lock {_gib(host.locked_bytes)} into memory: NCCL cannot exchange over "
+            f"a process may lock at most {_gib(host.locked_bytes)} of memory: NCCL cannot exchange data over "
             f"{_listed(host.infiniband)}",
             "Remove the limit: echo '* - memlock unlimited' | sudo tee -a "
             "/etc/security/limits.conf, and log in again (a container: docker run --ulimit memlock=-1)",
@@ -362,7 +369,7 @@ def _host_disk(machine: Machine) -> Iterator[Finding]:
         if speed is not None and speed < MIN_DISK_BYTES_PER_S:
             yield Finding.warning(
                 "disk_speed",
-                f"the disk of {disk.folder} {verb} {speed / 1e6:.0f} MB/s",
+                f"the disk of {disk.folder} {verb} only {speed / 1e6:.0f} MB/s",
                 "Put runs and shards on a faster one: --set runs=/path/on/the/fast/disk",
             )
 

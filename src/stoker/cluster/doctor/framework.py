@@ -1,4 +1,4 @@
-"""The installed TensorFlow: its build, its libraries, and the devices that it sees."""
+"""Examines the installed TensorFlow: its build, its libraries, and the devices that it sees."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from packaging.requirements import Requirement
 from packaging.version import Version
 
 EXTRA = "and-cuda"
-"""The extra of TensorFlow's package that installs CUDA, cuDNN and NCCL as packages."""
+"""Name of the extra of the `tensorflow` package that installs CUDA, cuDNN and NCCL as Python packages."""
 
 DRIVERS: dict[int, str] = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
-"""Major version of CUDA -> the oldest Linux driver that runs it.
+"""Major version of CUDA -> version of the oldest Linux driver that supports it.
 
 Source: NVIDIA, CUDA compatibility, minor version compatibility.
 """
@@ -64,10 +64,11 @@ print(json.dumps({
     "nccl": number(["libnccl.so.2"], "ncclGetVersion", True),
 }))
 """
-"""Runs in a separate process: a broken driver can end it or make it hang."""
+"""Python code that prints the facts as JSON. It runs in a separate process, because a broken driver can end a process
+or make it hang."""
 
 TAIL_LINES = 5
-"""Last lines of output to show if TensorFlow does not start."""
+"""Number of last lines of output to show if TensorFlow does not start."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -75,34 +76,34 @@ class Framework:
     """What TensorFlow reports about itself."""
 
     version: str | None = None
-    """None if it is not installed or does not start."""
+    """Version of TensorFlow; None if it is not installed or does not start."""
 
     is_cuda: bool = False
-    """Whether it was built for NVIDIA's GPUs."""
+    """Whether TensorFlow was built for NVIDIA's GPUs."""
 
     cuda: str | None = None
-    """The CUDA that it was built with."""
+    """Version of CUDA that TensorFlow was built with."""
 
     cudnn: str | None = None
-    """The cuDNN that it was built with."""
+    """Version of cuDNN that TensorFlow was built with."""
 
     capabilities: tuple[str, ...] = ()
-    """GPUs for which it has machine code (`sm_80`), or machine code and PTX (`compute_90`)."""
+    """Kinds of GPUs for which TensorFlow has machine code (`sm_80`), or machine code and PTX (`compute_90`)."""
 
     gpus: tuple[str, ...] = ()
-    """The GPUs that it sees."""
+    """Names of the GPUs that TensorFlow sees."""
 
     libraries: tuple[tuple[str, str], ...] = ()
-    """The CUDA, cuDNN and NCCL that it finds, as packages or on the system, and their versions."""
+    """Names and versions of CUDA, cuDNN and NCCL that TensorFlow finds, as Python packages or on the system."""
 
     missing: tuple[str, ...] = ()
-    """Libraries that it did not find."""
+    """File names of libraries that TensorFlow did not find."""
 
     error: str = ""
-    """Why it does not start."""
+    """Why TensorFlow does not start; empty if it starts."""
 
     hangs: bool = False
-    """Whether it did not start within the time limit."""
+    """Whether TensorFlow did not start within the time limit."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -111,7 +112,7 @@ class Package:
 
     name: str
     wanted: str
-    """Versions that fit."""
+    """Versions that TensorFlow requires, e.g. `<13.0,>=12.5`."""
 
     installed: str | None
     fits: bool
@@ -146,10 +147,10 @@ def probe_framework(*, timeout_s: float) -> Framework:
 
 
 def _libraries(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield the names and versions of libraries; their version numbers are removed from `told`.
+    """Yield names and versions of libraries; remove their encoded version numbers from `told`.
 
-    Source: CUDA_VERSION of cuda.h, CUDNN_VERSION of cudnn_version.h (another base from 9 on),
-    NCCL_VERSION of nccl.h (another base from 2.9 on).
+    Source: CUDA_VERSION of cuda.h; CUDNN_VERSION of cudnn_version.h (major version times 10,000 since version 9, times
+    1,000 before); NCCL_VERSION of nccl.h (times 10,000 since version 2.9, times 1,000 before).
     """
     if (cudart := told.pop("cudart")) is not None:
         yield "CUDA", f"{cudart // 1000}.{cudart % 1000 // 10}"
@@ -195,8 +196,8 @@ def cuda_packages(distribution: str = "tensorflow") -> tuple[Package, ...]:
 def unfit_libraries(framework: Framework) -> Iterator[tuple[str, str, str]]:
     """Yield unsuitable libraries: name, version, and the version that TensorFlow needs.
 
-    CUDA must have the major version that TensorFlow was built with: minor versions are compatible.
-    cuDNN must have that major version and no older minor version.
+    CUDA must have the major version that TensorFlow was built with; its minor versions are compatible. cuDNN must also
+    have the major version that TensorFlow was built with, and its minor version must not be older.
 
     Source: NVIDIA, CUDA compatibility; TensorFlow's own check of a loaded cuDNN.
     """
@@ -215,17 +216,18 @@ def unfit_libraries(framework: Framework) -> Iterator[tuple[str, str, str]]:
 def code_for(
     names: Iterable[str], capability: tuple[int, int]
 ) -> Literal["machine code", "PTX"] | None:
-    """What a TensorFlow build with these capabilities can run on a GPU.
+    """Return which kind of code a TensorFlow build has for a GPU.
 
-    `sm_80` is machine code for 8.x from 8.0 on. `compute_90` is the same plus PTX, which the driver
-    compiles for 9.0 and later. A suffix (`sm_90a`) restricts both to one GPU (a) or family (f).
+    `sm_80` means machine code for compute capabilities 8.0 to 8.9. `compute_90` means machine code for 9.x, and PTX,
+    which the driver compiles for 9.0 and all later capabilities. A suffix restricts the code to a single capability
+    (`sm_90a`) or to a family (`f`).
 
     Args:
-        names: As TensorFlow's build information lists them.
+        names: Capabilities of the build, e.g. `sm_80`, as TensorFlow's build information lists them.
         capability: The GPU's compute capability, major and minor.
 
     Returns:
-        What the driver loads; None if this TensorFlow cannot run on the GPU.
+        The kind of code that the driver would load; None if this TensorFlow cannot run on the GPU.
 
     Source: TensorFlow, third_party/gpus/cuda_configure.bzl; NVIDIA, CUDA C++ programming guide, compute
         capability; the code in TensorFlow 2.21's wheel (sm_60 to sm_90, PTX for 9.0).
@@ -246,7 +248,7 @@ _CODE = re.compile(r"(sm|compute)_(\d+)([af]?)")
 
 
 def oldest_driver(cuda: str) -> str | None:
-    """Return the oldest driver for a version of CUDA; None if unknown."""
+    """Return the version of the oldest driver for a version of CUDA; None if unknown."""
     return DRIVERS.get(Version(cuda).release[0])
 
 

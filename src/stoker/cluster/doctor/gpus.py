@@ -1,4 +1,4 @@
-"""GPUs as their driver reports them through NVML: state, errors, links and processes."""
+"""Reads GPUs through NVML: their state, errors, links and processes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.core.nvml import Handle, MigSlice, ask
 LinkKind = Literal[
     "NVLink", "PCIe switch", "PCIe switches", "PCIe host bridge", "NUMA node", "system"
 ]
-"""Connection of two GPUs, the fastest first."""
+"""Kind of connection between two GPUs; the fastest kind is first."""
 
 KINDS: tuple[LinkKind, ...] = (
     "NVLink",
@@ -42,21 +42,21 @@ class GpuProcess:
     """A process that holds memory of a GPU."""
 
     pid: int
-    """As this process sees it; a process of another container may be unknown here."""
+    """Process ID in this process's namespace; for a process in another container the ID may be unknown here."""
 
     name: str
-    """Its program; empty if it cannot be read."""
+    """Name of the process's program; empty if the name cannot be read."""
 
     memory_bytes: int | None
-    """GPU memory that it holds; None if the driver does not report it."""
+    """GPU memory that the process holds, bytes; None if the driver does not report it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuState:
-    """One GPU; None means that it does not report the value."""
+    """The state of one GPU; a field is None if the GPU does not report the value."""
 
     index: int
-    """Its number in the driver's order."""
+    """Number of the GPU in the driver's order."""
 
     name: str
     uuid: str
@@ -66,47 +66,47 @@ class GpuState:
     memory_bytes: int
     used_bytes: int
     pci: str
-    """Its address on the bus."""
+    """Address of the GPU on the PCI bus."""
 
     persistence: bool | None = None
     """Whether the driver stays loaded when no process uses the GPU."""
 
     ecc: bool | None = None
-    """Whether memory errors are corrected."""
+    """Whether the GPU now corrects memory errors (ECC)."""
 
     ecc_default: bool | None = None
-    """Whether memory errors are corrected by default."""
+    """Whether ECC is on by default."""
 
     ecc_uncorrected: int | None = None
-    """Memory errors since the driver was loaded that could not be corrected."""
+    """Number of memory errors since the driver was loaded that could not be corrected."""
 
     slowed_by: tuple[str, ...] = ()
-    """Why clocks are lower than possible, now."""
+    """Why the GPU has reduced its clocks now."""
 
     temperature_c: int | None = None
     power_w: float | None = None
     power_limit_w: float | None = None
     clock_mhz: int | None = None
-    """Of its multiprocessors, now."""
+    """Present clock of the multiprocessors, MHz."""
 
     clock_most_mhz: int | None = None
     utilization: float | None = None
-    """Share of the last moments in which a kernel ran, however few multiprocessors it kept busy."""
+    """Share of the driver's last sample period in which a kernel ran, even if it used few multiprocessors."""
 
     pcie_width: int | None = None
-    """Lanes in use."""
+    """Number of PCIe lanes in use."""
 
     pcie_most_width: int | None = None
-    """Lanes that card and slot could use."""
+    """Maximum number of PCIe lanes that the card and the slot support."""
 
     mig: bool | None = None
-    """Whether it is divided into MIG slices."""
+    """Whether the GPU is in MIG mode."""
 
     slices: tuple[MigSlice, ...] = ()
-    """Its MIG slices, in the driver's order."""
+    """MIG slices of the GPU, in the driver's order."""
 
     numa_node: int | None = None
-    """The NUMA node with the nearest memory and cores."""
+    """NUMA node whose memory and cores are nearest to the GPU."""
 
     processes: tuple[GpuProcess, ...] = ()
 
@@ -124,19 +124,19 @@ class Gpus:
     """All GPUs of a machine, and their driver."""
 
     driver: str | None = None
-    """Version, e.g. 580.65.06; None if no driver answers."""
+    """Version of the driver, e.g. 580.65.06; None if no driver answers."""
 
     cuda: tuple[int, int] | None = None
-    """The newest CUDA that the driver can run."""
+    """Newest version of CUDA that the driver supports."""
 
     states: tuple[GpuState, ...] = ()
     links: tuple[Link, ...] = ()
     unread: str = ""
-    """Why nothing could be read."""
+    """Why the driver could not be read; empty if it could."""
 
 
 def read_gpus() -> Gpus:
-    """Return what NVML reports; also for a machine without GPUs or with a broken driver."""
+    """Return what NVML reports. Works also on a machine without GPUs or with a broken driver."""
     try:
         with nvml.driver():
             handles = [nvml.gpu(index) for index in range(nvml.gpu_count())]
@@ -152,9 +152,9 @@ def read_gpus() -> Gpus:
 
 
 def best_groups(gpus: Gpus) -> tuple[tuple[int, ...], ...]:
-    """Return groups of GPUs that are connected by the fastest links of this machine.
+    """Return the groups of GPUs in which all are connected by the fastest kind of link on this machine.
 
-    A job that uses fewer than all GPUs should use those of one group.
+    A job that does not use all GPUs should use GPUs of a single group.
     """
     if not gpus.links:
         return tuple((state.index,) for state in gpus.states)
@@ -211,7 +211,7 @@ def _state(index: int, handle: Handle) -> GpuState:
 
 
 def _numa_node(pci: str) -> int | None:
-    # The kernel writes the domain with four digits, NVML with eight.
+    # The kernel writes the domain of a PCI address with four digits, NVML with eight.
     domain, _, rest = pci.lower().partition(":")
     try:
         node = int(Path(f"/sys/bus/pci/devices/{domain[-4:]}:{rest}/numa_node").read_text())

@@ -1,4 +1,4 @@
-"""The machine around the accelerators: cores, memory, limits, container, disk."""
+"""Reads facts about a machine, except its GPUs: cores, memory, limits, container, disk."""
 
 from __future__ import annotations
 
@@ -13,32 +13,33 @@ from pathlib import Path
 from stoker.cluster.limits import memory_limit
 
 DISK_BYTES = 128 << 20
-"""Bytes written and read to measure a disk: more than its cache, in some tenths of a second."""
+"""Number of bytes that are written and read to measure a disk: more than the disk's cache holds, but few enough to
+take less than a second."""
 
 NVIDIA_VENDOR = "0x10de"
-"""NVIDIA's number on the PCI bus."""
+"""NVIDIA's vendor ID on the PCI bus."""
 
 CAP_IPC_LOCK = 14
-"""Number of the right to lock memory (linux/capability.h)."""
+"""Number of the Linux capability to lock memory (linux/capability.h)."""
 
 DISPLAY_CLASS = "0x03"
-"""First digits of the PCI class of GPUs, including those without a display."""
+"""First digits of the PCI class of GPUs, including GPUs without a display output."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Disk:
-    """The file system of a folder."""
+    """The disk on which a folder is."""
 
     folder: str
     free_bytes: int
     write_bytes_per_s: float | None = None
-    """Sequential, to the disk itself (fsync); None: it was not measured."""
+    """Speed of sequential writes, up to the disk itself (fsync); None: it was not measured."""
 
     read_bytes_per_s: float | None = None
-    """Sequential, without the page cache if the file system allows it."""
+    """Speed of sequential reads, without the page cache if the file system allows it; None: it was not measured."""
 
     error: str = ""
-    """Why it was not measured."""
+    """Why the speed was not measured."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,48 +47,48 @@ class Host:
     """The resources of this machine that a process can use."""
 
     cores: int
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
 
     memory_bytes: int
-    """Physical."""
+    """Physical memory of the machine."""
 
     available_bytes: int
     """Free memory, including what the kernel can free immediately."""
 
     limit_bytes: int | None
-    """Limit of the control group; None: no limit."""
+    """Memory limit of the control group; None: no limit."""
 
     shm_bytes: int | None
     """Size of /dev/shm."""
 
     shm_free_bytes: int | None
     open_files: int
-    """Soft limit; -1: none."""
+    """Soft limit of open files; -1: no limit."""
 
     open_files_most: int
-    """Hard limit; -1: none."""
+    """Hard limit of open files; -1: no limit."""
 
     processes: int
-    """Most processes and threads of the user together; -1: no limit, as for root."""
+    """Limit of the user's processes and threads together; -1: no limit, as for root."""
 
     address_space_bytes: int
-    """Most that a process may map; -1: no limit."""
+    """Limit of a process's address space; -1: no limit."""
 
     locked_bytes: int
-    """Most that a process may lock into memory; -1: no limit, as with CAP_IPC_LOCK."""
+    """Limit of the memory that a process may lock; -1: no limit, as with CAP_IPC_LOCK."""
 
     infiniband: tuple[str, ...]
-    """Adapters for remote direct memory access, e.g. mlx5_0."""
+    """Names of the adapters for remote direct memory access, e.g. mlx5_0."""
 
     container: str | None
-    """docker, podman, kubernetes or another; None outside a container."""
+    """Name of the container runtime: docker, podman, kubernetes or another; None outside a container."""
 
     numa_nodes: int
     nvidia_on_bus: int
-    """NVIDIA GPUs that the kernel sees on the PCI bus, with or without a driver."""
+    """Number of NVIDIA GPUs that the kernel sees on the PCI bus, with or without a driver."""
 
     nvidia_module: str | None
-    """Version of the kernel module; None if it is not loaded."""
+    """Version of NVIDIA's kernel module; None if it is not loaded."""
 
     nvidia_nodes: tuple[str, ...]
     """NVIDIA's device files under /dev."""
@@ -100,8 +101,8 @@ def read_host(folder: Path, *, measure_disk: bool, root: Path = Path("/")) -> Ho
 
     Args:
         folder: The folder of the runs.
-        measure_disk: Write and read a file there.
-        root: Root of the file system to read; tests use another one.
+        measure_disk: Whether to measure the disk, by writing and reading a file in the folder.
+        root: Root of the file system to read; tests use another folder.
     """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     memory = _memory(root / "proc/meminfo")
@@ -180,7 +181,7 @@ def _disk(folder: Path, *, measure: bool) -> Disk:
     if not measure:
         return Disk(folder=str(there), free_bytes=free)
     if free < 4 * DISK_BYTES:
-        return Disk(folder=str(there), free_bytes=free, error="too little is free to measure")
+        return Disk(folder=str(there), free_bytes=free, error="too little free space to measure")
     try:
         wrote, read = _speed(there)
     except OSError as error:
@@ -189,7 +190,7 @@ def _disk(folder: Path, *, measure: bool) -> Disk:
 
 
 def _speed(folder: Path) -> tuple[float, float]:
-    # Page-aligned, as reads without the page cache require.
+    # The buffer is aligned to a page, which reads without the page cache require.
     block = mmap.mmap(-1, 4 << 20)
     block.write(os.urandom(1 << 20) * 4)
     with tempfile.NamedTemporaryFile(dir=folder, prefix=".stoker-disk-") as file:
@@ -202,7 +203,7 @@ def _speed(folder: Path) -> tuple[float, float]:
         try:
             reader = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
         except OSError:
-            # File systems in memory or on the network do not support it.
+            # File systems in memory or on the network do not support reads without the page cache.
             reader = os.open(file.name, os.O_RDONLY)
         try:
             begun_s = time.monotonic()

@@ -1,4 +1,4 @@
-"""Which GPUs a process may use: `CUDA_VISIBLE_DEVICES`, and how `--gpus` sets it.
+"""Which GPUs a process may use: reads `CUDA_VISIBLE_DEVICES`, and sets it for the option `--gpus`.
 
 Source: CUDA C++ programming guide, CUDA environment variables; NVIDIA MIG user guide, device names.
 """
@@ -22,7 +22,7 @@ GPUS = "CUDA_VISIBLE_DEVICES"
 """Environment variable that selects the GPUs that CUDA shows."""
 
 ORDER = "CUDA_DEVICE_ORDER"
-"""Environment variable that sets how CUDA numbers GPUs; by default the fastest is 0."""
+"""Environment variable that sets how CUDA numbers GPUs; by default, number 0 is the fastest GPU."""
 
 NO_GPU = "-1"
 """Value of `CUDA_VISIBLE_DEVICES` that hides all GPUs."""
@@ -31,14 +31,14 @@ _INDEX = re.compile(r"[0-9]{1,4}")
 _UUID = re.compile(r"(GPU|MIG)-[0-9A-Za-z/-]+")
 
 Visible = tuple[GpuState, MigSlice | None]
-"""A GPU, and its slice if only a slice is visible."""
+"""A visible GPU, and its MIG slice if only that slice is visible."""
 
 
 def visible_gpus(states: Sequence[GpuState], environ: Mapping[str, str]) -> list[Visible]:
-    """The GPUs that CUDA shows to a process with this environment.
+    """Return the GPUs that CUDA shows to a process with this environment.
 
-    Indices are the driver's. They equal CUDA's if all GPUs are of one model or
-    `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`.
+    Indices in the variable are taken as the driver's indices. CUDA uses the same indices if all GPUs are of the same
+    model, or if `CUDA_DEVICE_ORDER` is `PCI_BUS_ID`.
 
     Args:
         states: All GPUs of the machine, in the driver's order.
@@ -57,7 +57,7 @@ def visible_gpus(states: Sequence[GpuState], environ: Mapping[str, str]) -> list
 
 
 def visible_names(states: Sequence[GpuState], environ: Mapping[str, str]) -> tuple[str, ...]:
-    """One name for each GPU that `visible_gpus` finds, as `CUDA_VISIBLE_DEVICES` names it.
+    """Return a name for each GPU that `visible_gpus` returns, in the form that `CUDA_VISIBLE_DEVICES` uses.
 
     Args:
         states: All GPUs of the machine, in the driver's order.
@@ -71,7 +71,7 @@ def visible_names(states: Sequence[GpuState], environ: Mapping[str, str]) -> tup
 
 
 def visible_uuids(states: Sequence[GpuState], environ: Mapping[str, str]) -> frozenset[str]:
-    """UUIDs of the GPUs that `visible_gpus` finds, and of their MIG slices.
+    """Return the UUIDs of the GPUs that `visible_gpus` returns, and of their MIG slices.
 
     Args:
         states: All GPUs of the machine, in the driver's order.
@@ -85,11 +85,10 @@ def visible_uuids(states: Sequence[GpuState], environ: Mapping[str, str]) -> fro
 
 
 def choose_gpus(text: str, gpus: Gpus) -> dict[str, str]:
-    """Environment variables that make CUDA show only the listed GPUs.
+    """Return environment variables that make CUDA show only the listed GPUs.
 
     Args:
-        text: Indices as `nvidia-smi` shows them, or UUIDs, separated by commas; empty or `none`
-            for no GPU.
+        text: Indices as `nvidia-smi` shows them, or UUIDs, separated by commas; empty or `none` hides all GPUs.
         gpus: What the driver reports about this machine.
 
     Raises:
@@ -114,12 +113,12 @@ def choose_gpus(text: str, gpus: Gpus) -> dict[str, str]:
 
 
 def unused_slices(variables: Mapping[str, str]) -> int:
-    """MIG slices after the first: CUDA gives a process one slice."""
+    """Return the MIG slices after the first one: CUDA lets a process use only one slice."""
     return max(0, variables[GPUS].count("MIG-") - 1)
 
 
 def _resolved(names: list[str], text: str, states: Sequence[GpuState]) -> list[str]:
-    """The names in CUDA's form: indices, or full UUIDs if any of them is a UUID."""
+    """Return the names in CUDA's form: all indices, or all full UUIDs if any name is a UUID."""
     found = [_one(name, states) for name in names]
     _require_distinct([_uuid(visible) for visible in found], text)
     if all(_INDEX.fullmatch(name) for name in names):
@@ -146,7 +145,7 @@ def _one(name: str, states: Sequence[GpuState]) -> Visible:
 
 
 def _named(states: Sequence[GpuState], name: str) -> list[Visible]:
-    """The GPUs that an index, a UUID or the beginning of a UUID matches."""
+    """Return the GPUs that have this index, or whose UUID begins with this text."""
     if _INDEX.fullmatch(name):
         return [(state, None) for state in states if state.index == int(name)]
     if not _UUID.fullmatch(name):
@@ -170,7 +169,7 @@ def _require_distinct(names: list[str], text: str) -> None:
 
 
 def _require_cuda_driver(text: str, gpus: Gpus) -> None:
-    """Raise if no driver answers. A container may have CUDA's driver library but not NVML."""
+    """Raise an error if no driver answers; a container may have CUDA's driver library without NVML."""
     try:
         ctypes.CDLL("libcuda.so.1")
     except OSError:
@@ -188,14 +187,14 @@ def _list(states: Sequence[GpuState]) -> str:
 
 
 def share_gpus(names: Sequence[str], *, processes: int) -> list[dict[str, str]]:
-    """Return equal parts of the GPUs for each process, as environment variables.
+    """Divide the GPUs equally among processes; return the environment variables for each process.
 
     Args:
         names: The usable GPUs, as `CUDA_VISIBLE_DEVICES` names them.
         processes: Number of processes.
 
     Raises:
-        ConfigError: there are GPUs, but fewer than processes: two on one GPU would wait for each other.
+        ConfigError: there are GPUs, but fewer than processes: two processes on the same GPU would wait for each other.
     """
     if not names:
         return [{} for _ in range(processes)]
@@ -204,14 +203,14 @@ def share_gpus(names: Sequence[str], *, processes: int) -> list[dict[str, str]]:
         raise ConfigError(
             "--workers must be at most the number of GPUs",
             got=Plain(f"{processes} workers, {len(names)} GPUs"),
-            fix=f"Start {len(names)}, or set {GPUS}=-1 to train on the CPU.",
+            fix=f"Start {len(names)} workers, or set {GPUS}=-1 to train on the CPU.",
         )
     parts = [names[rank * each : (rank + 1) * each] for rank in range(processes)]
     return [{GPUS: ",".join(part)} for part in parts]
 
 
 LOOK_EVERY_S = 0.1
-"""Pause between two samples; NVML's own window of utilization is 1/6 s or longer."""
+"""Pause between two samples, seconds; NVML's sample period for utilization is 1/6 s or longer."""
 
 
 @contextmanager
@@ -244,10 +243,10 @@ def watched_gpus() -> Iterator[Callable[[], list[dict[str, Any]]]]:
 
 
 def summary_of(looks: list[tuple[GpuState, ...]]) -> list[dict[str, Any]]:
-    """Return means over samples; a value that the driver does not report is 0.
+    """Return for each GPU the means over the samples; a value that the driver does not report is 0.
 
     Args:
-        looks: [samples] states of all GPUs, in their order.
+        looks: [samples] States of all GPUs, in the same order in each sample.
     """
     return [
         {

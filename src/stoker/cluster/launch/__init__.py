@@ -1,4 +1,4 @@
-"""Training by several processes of one machine: start, watch, end and restart them."""
+"""Trains with several processes on one machine: starts, watches, ends and restarts them."""
 
 from stoker.cluster.launch.restarts import Launched, LaunchSettings, WorkerFailed, launch
 

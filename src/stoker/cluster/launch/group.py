@@ -1,4 +1,4 @@
-"""One attempt to train with several processes: all of them succeed, or all are ended."""
+"""One attempt to train with several processes: either all of them succeed, or all are ended."""
 
 from __future__ import annotations
 
@@ -32,10 +32,10 @@ class Failure:
     """Why a group ended before its work was done."""
 
     rank: int
-    """Rank of the process that caused it, or of the first of several."""
+    """Rank of the process that caused the end; if several did, of the first of these."""
 
     name: str
-    """Name of the process, or names of several."""
+    """Name of the process that caused the end, or names of several."""
 
     reason: str
     """A clause, e.g. `was killed by SIGKILL`."""
@@ -44,7 +44,7 @@ class Failure:
     """Exit code, negative for a signal; None if it hung."""
 
     tail: tuple[str, ...]
-    """The last lines that it printed."""
+    """The last lines that the process printed."""
 
     @property
     def is_final(self) -> bool:
@@ -57,35 +57,35 @@ class Outcome:
     """How an attempt ended."""
 
     failure: Failure | None
-    """None if all work was done, or if this process got a signal to end."""
+    """Why the group failed; None if all work was done, or if the launcher itself got a signal to end."""
 
     signaled: bool
-    """Whether this process got a signal to end."""
+    """Whether the launcher itself got a signal to end."""
 
     preempted: bool
-    """Whether a worker was taken away before the work was done."""
+    """Whether a worker was preempted before the work was done."""
 
     began: bool
-    """Whether a worker had begun to train."""
+    """Whether any worker had begun to train."""
 
     step: int
-    """The newest step of all heartbeats."""
+    """The highest step that a heartbeat has reported."""
 
 
 class StopRequest:
-    """How often this process got a signal to end."""
+    """Counts how often this process got a signal to end."""
 
     def __init__(self, wake: int) -> None:
         """Start at 0.
 
         Args:
-            wake: Descriptor that becomes readable at each request.
+            wake: Descriptor that becomes readable whenever a signal arrives.
         """
         self.times = 0
         self.wake = wake
 
     def clear(self) -> None:
-        """Empty the descriptor."""
+        """Read all bytes from the descriptor, so that it is no longer readable."""
         with suppress(BlockingIOError):
             os.read(self.wake, 64)
 
@@ -110,38 +110,40 @@ def stop_requests() -> Iterator[StopRequest]:
 
 
 POLL_S = 0.2
-"""Longest pause between two checks for ended workers, seconds; output and heartbeats are read at once."""
+"""Maximum pause between two checks for ended workers, seconds. Output and heartbeats are read as soon as they
+arrive."""
 
 SETTLE_S = 0.5
-"""Pause between the first failure and the search for its cause, which may be another worker: a killed
-worker makes its peers fail."""
+"""Pause between the first failure and the search for its cause, seconds. The cause may be another worker: if a worker
+is killed, its peers fail, too."""
 
 FAILURE_GRACE_S = 3.0
-"""How long the other workers may take to end after one failed: they wait for it in vain."""
+"""After a worker has failed, the other workers get this many seconds to end. They cannot continue without the failed
+one."""
 
 STACKS_S = 2.0
-"""How long a worker that hangs may take to write its stacks."""
+"""A worker that hangs gets this many seconds to write the stacks of its threads."""
 
 OWN_PAUSE_S = 5.0
-"""A longer pause than this between two checks means that the launcher itself did not run."""
+"""If more seconds than this pass between two checks, the launcher itself was not running."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GroupLimits:
-    """When a group's processes are ended or restarted."""
+    """Limits after which a group's processes are ended or restarted."""
 
     watchdog_s: float
-    """Longest time without a heartbeat, or without a step, seconds."""
+    """Maximum time without a heartbeat, or without a step, seconds."""
 
     grace_s: float
-    """Longest time from a request to end until the end, seconds."""
+    """Maximum time between a request to end and the exit of all processes, seconds."""
 
     alone_restarts: int
-    """How often processes with `Command.alone` are restarted, in total."""
+    """Maximum number of restarts of processes with `Command.alone`, in total."""
 
     unheard_grace_s: float = FAILURE_GRACE_S
-    """The same as `grace_s` if no process has reported by a heartbeat that it trains, seconds: nothing is lost then.
-    Processes that send no heartbeats need the whole time."""
+    """The limit that replaces `grace_s` as long as no heartbeat has reported that a process trains, seconds: until
+    then there is nothing to save. For processes without heartbeats it must equal `grace_s`."""
 
 
 class Group:
@@ -156,17 +158,17 @@ class Group:
         log: Log,
         on_beat: Callable[[Beat], None],
     ) -> None:
-        """Start them all, or none.
+        """Start all processes; if one cannot be started, end the started ones.
 
         Args:
-            commands: What to start; the rank of a process is its index here.
-            limits: When they are ended or started again.
-            stop: Counts the requests to end this process.
+            commands: The commands to start; the rank of a process is its index here.
+            limits: When processes are ended or restarted.
+            stop: Counts the signals to end that this process gets.
             log: Receives the output lines of all processes, and the events.
             on_beat: Receives every heartbeat.
 
         Raises:
-            UserError: the kernel refuses a process.
+            UserError: the kernel does not allow another process.
         """
         self._stop, self._times_signaled, self._grace_s = stop, 0, limits.grace_s
         self._unheard_grace_s = limits.unheard_grace_s
@@ -192,7 +194,7 @@ class Group:
             raise
 
     def run(self) -> Outcome:
-        """Wait until all have ended."""
+        """Watch the processes until all have ended; return how the attempt ended."""
         try:
             looked_s = time.monotonic()
             while self._live:
@@ -275,7 +277,7 @@ class Group:
             if member.code is not None or not member.has_ended():
                 continue
             self._orphan_killer.ended(member.child.pid)
-            # A worker whose work is done may fail because a peer is already gone.
+            # A worker whose work is done may still exit with an error, because a peer is already gone.
             done = self._dismissed or self._watchdog.is_done(rank)
             self._watchdog.ended(rank)
             if member.code == EXIT_DONE or done:
@@ -316,7 +318,7 @@ class Group:
 
     def _end_as_asked(self, now_s: float) -> None:
         if not self._times_signaled:
-            # Before training began, TensorFlow ignores the signal, and nothing is lost.
+            # Until training begins, TensorFlow ignores the signal, and there is nothing to save.
             grace_s = self._grace_s if self._began else self._unheard_grace_s
             self._log(f"ending on a signal: workers save and end within {grace_s:g} s")
             self._deadline_s = min(self._deadline_s, now_s + grace_s)
@@ -335,7 +337,8 @@ class Group:
             hang = Hang(ranks=silent, why="no heartbeat, and others fail")
             self._log_stacks(hang)
             return self._hung(hang)
-        # A signal from outside is a cause; an error or TensorFlow's own abort may be an effect.
+        # A worker that was killed by a signal from outside is the cause. An error or TensorFlow's own abort may be
+        # only an effect.
         by_signal = [m for m in self._failed if (m.code or 0) < 0 and m.code != -signal.SIGABRT]
         member = (by_signal or self._failed)[0]
         return Failure(
@@ -372,7 +375,7 @@ class Group:
     def _close(self) -> None:
         for member in self._members:
             while not member.has_ended():
-                # It was killed: the kernel needs a moment to free its memory.
+                # The process was killed; the kernel needs a moment to free its memory.
                 time.sleep(0.01)
             self._orphan_killer.ended(member.child.pid)
             member.close()
@@ -385,7 +388,7 @@ def _names(members: Sequence[Member]) -> str:
 
 
 class _OrphanKiller:
-    """A process that outlives this one if this one is killed; see `orphan_killer.py`."""
+    """A process that ends the workers if this process is killed; see `orphan_killer.py`."""
 
     def __init__(self) -> None:
         program = str(Path(__file__).with_name("orphan_killer.py"))
@@ -406,6 +409,6 @@ class _OrphanKiller:
         self._child.wait()
 
     def _tell(self, line: str) -> None:
-        # Without it, only child processes of the workers could remain.
+        # If the orphan killer is gone, only child processes of the workers could remain after a kill.
         with contextlib.suppress(BrokenPipeError):
             self._child.tell(line)

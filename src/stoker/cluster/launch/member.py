@@ -1,6 +1,6 @@
-"""One process of a group: its output, its end, and its heartbeats.
+"""One process of a group: reads its output and heartbeats, and notices its end.
 
-A heartbeat is one JSON message a second, over an inherited socket.
+A process sends a heartbeat every second: a JSON message over a socket that it inherits.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from typing import Literal
 from stoker.cluster.processes import Child, Lines, ProcessOptions, refused
 
 FD_VARIABLE = "STOKER_HEARTBEAT_FD"
-"""Environment variable: the descriptor of the worker's end of the socket."""
+"""Environment variable with the number of the descriptor on which the worker sends its heartbeats."""
 
 EVERY_S = 1.0
 """Pause between two heartbeats, seconds."""
 
 Phase = Literal["start", "train", "validate", "save", "serve", "done"]
-"""The phase of a worker. Only in `train` must its step grow within the limit of the watchdog; a process
-that serves the chief of parameter servers has no steps of its own."""
+"""The phase of a worker. The watchdog requires new steps only in `train`. `serve` is the phase of a process that works
+for the chief of parameter servers, and has no steps of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,32 +38,33 @@ class Beat:
     """The worker's phase."""
 
     step: int
-    """Number of optimizer updates."""
+    """Number of optimizer updates so far."""
 
     at_s: float
-    """The worker's monotonic clock, seconds."""
+    """Time on the worker's monotonic clock, seconds."""
 
     line: str = ""
-    """Its last progress line."""
+    """The worker's last progress line."""
 
     share: float | None = None
-    """Progress from 0 to 1; None if unknown."""
+    """Share of the work that is done, from 0 to 1; None if unknown."""
 
     def to_message(self) -> bytes:
-        """The message to send."""
+        """Return the heartbeat as a message to send."""
         return json.dumps(asdict(self), separators=(",", ":")).encode()
 
 
 def read_beat(message: bytes) -> Beat:
-    """The heartbeat in a message."""
+    """Return the heartbeat that a message contains."""
     return Beat(**json.loads(message))
 
 
 MESSAGE_BYTES = 1 << 16
-"""Longest message of a heartbeat."""
+"""Maximum size of a heartbeat's message, bytes."""
 
 STACKS = signal.SIGUSR2
-"""Signal that makes a worker write the stacks of its threads; Slurm uses SIGUSR1 to announce the end."""
+"""Signal that makes a worker write the stacks of its threads. It is not SIGUSR1, with which Slurm announces the
+end."""
 
 Log = Callable[[str], None]
 """Receives one line for the user."""
@@ -74,44 +75,45 @@ class Command:
     """The command of one process in a group."""
 
     name: str
-    """Its name for messages, e.g. `worker 1`."""
+    """Name of the process in messages, e.g. `worker 1`."""
 
     argv: tuple[str, ...]
     """Program and arguments."""
 
     environ: Mapping[str, str]
-    """The complete environment."""
+    """The complete environment of the process."""
 
     cores: tuple[int, ...] = ()
-    """The only cores that it may use; empty: all."""
+    """Numbers of the cores that the process may use; empty: all cores."""
 
     serves: bool = False
-    """Whether it works for another process and ends only on request."""
+    """Whether the process works for another one, and ends only when it gets a signal."""
 
     alone: bool = False
-    """Whether it may be restarted while the others continue."""
+    """Whether the process may be restarted while the other processes continue."""
 
     has_heartbeats: bool = True
-    """Whether it gets the descriptor for heartbeats; its child processes would use it as their own."""
+    """Whether the process gets the descriptor for heartbeats. False if its child processes would inherit it, and send
+    heartbeats of their own."""
 
 
 class Member:
-    """A running process."""
+    """A running process of a group."""
 
     def __init__(self, command: Command, log: Log) -> None:
-        """Start it.
+        """Start the process.
 
         Args:
-            command: Its command.
-            log: Receives each line that it prints.
+            command: The command of the process.
+            log: Receives each line that the process prints.
 
         Raises:
-            UserError: the kernel refuses a process or its descriptors.
+            UserError: the kernel does not allow another process, or its descriptors.
         """
         self.name, self.serves = command.name, command.serves
         self.code: int | None = None
         try:
-            # Messages arrive complete or not at all.
+            # This kind of socket delivers a message completely or not at all.
             self.beats, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         except OSError as error:
             raise refused(command.name, error) from None
@@ -133,7 +135,7 @@ class Member:
         self.lines = Lines(self.child.output, lambda line: log(f"[{command.name}] {line}"))
 
     def read_beats(self) -> tuple[list[Beat], bool]:
-        """The received heartbeats, and whether more may follow."""
+        """Return the heartbeats that have arrived, and whether more may follow."""
         beats = []
         try:
             while message := self.beats.recv(MESSAGE_BYTES):
@@ -145,7 +147,7 @@ class Member:
         return beats, False
 
     def has_ended(self) -> bool:
-        """Whether it has ended; its last lines are then read."""
+        """Whether the process has ended; if so, its last lines have been read."""
         if self.code is None and self.child.code is not None:
             self.lines.read()
             self.lines.flush()
@@ -153,16 +155,16 @@ class Member:
         return self.code is not None
 
     def ask_for_stacks(self) -> None:
-        """Make it write the Python stacks of its threads, even if it is stopped."""
+        """Make the process write the Python stacks of its threads, even if it is suspended."""
         self.child.send(STACKS)
         self.child.send(signal.SIGCONT)
 
     def let_go(self) -> None:
-        """Signal that the work of all members is done; it waits for that."""
+        """Tell the process that the work of all members is done; until then it waits."""
         with contextlib.suppress(OSError):
             self.beats.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """Close its descriptors; it must have ended."""
+        """Close the descriptors of the process, which must have ended."""
         self.beats.close()
         self.child.output.close()

@@ -1,7 +1,8 @@
 """`python orphan_killer.py`: kills the process groups of workers whose launcher was killed.
 
-Its standard input names process groups: `+123` has started, `-123` has ended. The kernel closes it
-when the launcher ends for any reason. A separate file, run by path without Stoker.
+The launcher writes to its standard input: `+123` when process group 123 has started, `-123` when it has ended. The
+kernel closes this input when the launcher ends, for whatever reason. The file is run by its path and imports nothing
+of Stoker, so that it starts fast.
 """
 
 from __future__ import annotations

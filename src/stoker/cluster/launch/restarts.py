@@ -1,4 +1,4 @@
-"""Attempts until the work is done: after a failure all workers restart from the last checkpoint."""
+"""Repeats attempts until the work is done: after a failure, all workers restart from the last checkpoint."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from stoker.cluster.resolver import VARIABLE, ClusterSpec, held_ports, local_clu
 from stoker.core.errors import EXIT_BUG, ConfigError, Plain, UserError
 
 MAX_WORKERS = 1024
-"""A larger number of workers is certainly a typing error."""
+"""Maximum number of workers; a larger number is certainly a typo."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,7 +36,7 @@ class LaunchSettings:
     """How many processes train together on this machine, and what happens after a failure."""
 
     workers: int
-    """Number of processes that compute steps."""
+    """Number of worker processes, which compute the training steps."""
 
     servers: int = 0
     """Number of parameter servers; if there are any, a chief is started too."""
@@ -48,17 +48,18 @@ class LaunchSettings:
     """Whether each worker gets cores of its own."""
 
     max_restarts: int = 3
-    """How often all may restart. A worker that was taken away (exit code 75) after progress does not count."""
+    """Maximum number of restarts of all processes. A restart after a preemption (exit code 75) is not counted if
+    training had made progress."""
 
     watchdog_s: float = 300.0
-    """Longest time without a heartbeat, or while training without a step, seconds."""
+    """Maximum time without a heartbeat, or, during training, without a step, seconds."""
 
     grace_s: float = 30.0
-    """Longest time from a request to end until the end, seconds."""
+    """Maximum time between a request to end and the exit of all processes, seconds."""
 
     @property
     def processes(self) -> int:
-        """Number of processes that are started."""
+        """Number of processes that are started on this machine."""
         if self.cluster is not None:
             return 1
         return self.workers + (self.servers + 1 if self.servers else 0)
@@ -77,20 +78,20 @@ class Launched:
     """How a launch ended."""
 
     preempted: bool
-    """Whether it ended on request, before the work was done."""
+    """Whether the launch ended because of a signal, before the work was done."""
 
     restarts: tuple[str, ...]
-    """Reason of each restart, a clause."""
+    """The reason for each restart, as a clause."""
 
 
 class WorkerFailed(UserError):
-    """A worker failed, and another attempt is useless; `failure` says which worker, and how."""
+    """A worker failed, and there is no further attempt; `failure` says which worker failed, and how."""
 
     def __init__(self, failure: Failure, *, after: str) -> None:
         """Build the message.
 
         Args:
-            failure: The last one.
+            failure: The last failure.
             after: A clause about earlier attempts, or "".
         """
         self.failure = failure
@@ -113,22 +114,22 @@ def launch(
 ) -> Launched:
     """Run a program as several processes that train together, until their work is done.
 
-    Each gets `TF_CONFIG`, `STOKER_RANK` and its share of cores, threads and GPUs. The program is
-    expected to continue from its last checkpoint when it is started again, to end with exit code 75
-    after SIGTERM, and to send heartbeats (`stoker.train.context.heartbeat`).
+    Each process gets `TF_CONFIG`, `STOKER_RANK` and its share of cores, threads and GPUs. The program must continue
+    from its last checkpoint when it is started again, end with exit code 75 after SIGTERM, and send heartbeats
+    (`stoker.train.context.heartbeat`).
 
     Args:
         argv: The program and its arguments.
         settings: How many processes, and what happens after a failure.
         log: Receives the output lines of all processes, `[worker 1] ...`, and the events.
         on_beat: Receives the heartbeats of all workers.
-        environ: Their remaining environment.
+        environ: Environment of the processes, to which the variables above are added.
 
     Returns:
-        Whether the work is done, or this process got a signal to end before.
+        How the launch ended: the work is done, or this process got a signal to end.
 
     Raises:
-        WorkerFailed: a worker failed in a way that another attempt would repeat, or too often.
+        WorkerFailed: workers failed too often, or a worker failed in a way that another attempt would repeat.
         UserError: the limits of this machine do not allow so many processes.
     """
     allow_open_files(settings.processes)
@@ -145,7 +146,7 @@ def launch(
                 return Launched(preempted=False, restarts=tuple(restarts))
             failure = _with_kernel(outcome.failure, before, kernel_refusals())
             _log_failure(failure, log)
-            # A worker that was taken away is not a fault as long as training makes progress.
+            # A preemption is not counted as a failure as long as training makes progress.
             if not (outcome.preempted and outcome.step > step):
                 left -= 1
             step = max(step, outcome.step)
@@ -182,10 +183,10 @@ def _attempt(
 
 
 def _own_task(argv: Sequence[str], cluster: ClusterSpec, environ: Mapping[str, str]) -> Command:
-    """The only process; it keeps the environment that its launcher set."""
+    """Return the command of the only process; it keeps the `TF_CONFIG` that another launcher has set."""
     own = {
         VARIABLE: cluster.to_tf_config(),
-        "STOKER_RANK": "0",  # its index among the processes that are started here
+        "STOKER_RANK": "0",  # its index among the processes that this launcher starts
         "STOKER_LOCAL_WORKERS": str(max(1, cluster.near)),
     }
     return Command(
@@ -224,7 +225,8 @@ def _commands(
                 environ={**_DEFAULTS, **environ, **own},
                 cores=shares[share] if share is not None else (),
                 serves=spec.serves,
-                # A chief reconnects to a restarted worker; the variables of a parameter server would be lost.
+                # Only workers restart alone: a chief reconnects to a restarted worker, but the variables of a
+                # parameter server would be lost.
                 alone=spec.serves and spec.job == "worker",
             )
         )
@@ -232,13 +234,13 @@ def _commands(
 
 
 _DEFAULTS = {
-    # Lines are written at once, and a crash in native code shows the Python stack.
+    # Python writes each line immediately, and a crash in native code prints the Python stack.
     "PYTHONUNBUFFERED": "1",
     "PYTHONFAULTHANDLER": "1",
-    # gRPC then reports a peer that has ended instead of waiting for it.
+    # gRPC reports an error if a peer has ended, instead of waiting for the peer.
     "GRPC_FAIL_FAST": "use_caller",
 }
-"""Environment of every process; what the user has set takes precedence."""
+"""Variables that every process gets; values that the user has set take precedence."""
 
 
 def _with_kernel(failure: Failure, before: Refusals, after: Refusals) -> Failure:
@@ -260,7 +262,7 @@ def _log_failure(failure: Failure, log: Log) -> None:
 
 
 def _may_go_better(outcome: Outcome) -> bool:
-    """Whether another attempt may succeed: an error before the first step would occur again."""
+    """Whether another attempt may succeed. An error before the first step would occur again."""
     code = outcome.failure.code if outcome.failure else None
     return outcome.began or outcome.preempted or code is None or code < 0
 

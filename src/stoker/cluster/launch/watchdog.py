@@ -1,4 +1,4 @@
-"""The rule by which a launcher decides that a worker hangs. Time is an argument."""
+"""Decides whether a worker hangs, for a launcher. The time is an argument of all methods."""
 
 from __future__ import annotations
 
@@ -8,25 +8,26 @@ from dataclasses import dataclass
 from stoker.cluster.launch.member import EVERY_S, Beat, Phase
 
 PATIENCE = 10
-"""Factor of the limit for start-up, the first step, validation and saving: tracing and XLA's
-compilation take minutes where a step takes milliseconds."""
+"""Start-up, the first step, validation and saving may take this many times the limit of a step: tracing and XLA's
+compilation take minutes, even if a step takes milliseconds."""
 
 START_SILENT_S = 60.0
-"""Shortest limit before the first step, seconds: loading a library blocks the threads of a worker."""
+"""In the phase `start`, a worker may send no heartbeat for at least this many seconds: loading a library blocks its
+threads."""
 
 SILENT_S = 5 * EVERY_S
-"""A worker without a heartbeat for this many seconds is the one that the others wait for."""
+"""If workers make no progress, a worker without a heartbeat for this many seconds is taken as the cause."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Hang:
-    """Training does not progress, and these workers cause it."""
+    """Training makes no progress, and these workers are the cause."""
 
     ranks: tuple[int, ...]
-    """The silent workers; if all send heartbeats, those that are furthest behind."""
+    """The workers without heartbeats; if all send heartbeats, the workers with the lowest step."""
 
     why: str
-    """A clause: what was missing, and for how long."""
+    """A clause that says what was missing, and for how long."""
 
 
 @dataclass(slots=True)
@@ -39,7 +40,7 @@ class _Known:
 
     @property
     def expected(self) -> bool:
-        """Whether it must make steps, now or later."""
+        """Whether the worker must still make steps, now or later."""
         return self.phase not in ("serve", "done")
 
 
@@ -47,10 +48,10 @@ class Watchdog:
     """The last known state of each worker that has not ended."""
 
     def __init__(self, limit_s: float) -> None:
-        """Watch no worker yet.
+        """Create a watchdog that watches no worker yet.
 
         Args:
-            limit_s: Longest time without a heartbeat, or in the phase `train` without a step.
+            limit_s: Maximum time without a heartbeat, or, in the phase `train`, without a step, seconds.
         """
         self.limit_s = limit_s
         self._known: dict[int, _Known] = {}
@@ -60,7 +61,7 @@ class Watchdog:
 
         Args:
             rank: The worker's rank.
-            now_s: A monotonic clock, here and in all methods.
+            now_s: Time on a monotonic clock, here and in all methods.
         """
         self._known[rank] = _Known(heard_s=now_s, moved_s=now_s)
 
@@ -80,13 +81,13 @@ class Watchdog:
         self._known.pop(rank, None)
 
     def forgive(self, pause_s: float) -> None:
-        """Do not count a pause in which the launcher itself did not run."""
+        """Extend all limits by a pause in which the launcher itself did not run."""
         for known in self._known.values():
             known.heard_s += pause_s
             known.moved_s += pause_s
 
     def all_done(self) -> bool:
-        """Whether every worker that has not ended is done, or only serves."""
+        """Whether no running worker has steps to make: each has reported `done`, or only works for another process."""
         return not any(known.expected for known in self._known.values())
 
     def is_done(self, rank: int) -> bool:
@@ -95,7 +96,7 @@ class Watchdog:
         return known is not None and known.phase == "done"
 
     def silent(self, now_s: float) -> tuple[int, ...]:
-        """The ranks of workers that are past their start and have been silent for a while."""
+        """Return the ranks of workers that have left the phase `start` and have sent no heartbeat for a while."""
         after_s = min(SILENT_S, self.limit_s)
         return tuple(
             rank
@@ -104,7 +105,7 @@ class Watchdog:
         )
 
     def hang(self, now_s: float) -> Hang | None:
-        """The workers that hang; None if no time limit is exceeded."""
+        """Return the workers that hang; None if no time limit is exceeded."""
         mute = [r for r, known in self._known.items() if self._is_mute(known, now_s)]
         due_s = min((self._due_s(known) for known in self._known.values()), default=math.inf)
         if not mute and now_s <= due_s:
@@ -114,7 +115,7 @@ class Watchdog:
             return Hang(ranks=silent, why=f"no heartbeat for {longest_s:.0f} s")
         expected = {rank: known for rank, known in self._known.items() if known.expected}
         if any(known.heard_s < due_s for known in expected.values()):
-            # Its next heartbeat shows whether it is a step behind or stopped.
+            # Wait for the next heartbeat of this worker: it shows whether the worker makes steps.
             return None
         least = min(known.step for known in expected.values())
         ranks = tuple(rank for rank, known in expected.items() if known.step == least)
@@ -131,7 +132,7 @@ class Watchdog:
         return now_s - known.heard_s > limit_s
 
     def _due_s(self, known: _Known) -> float:
-        """When it must have reached its next step or phase."""
+        """Return the time by which a worker must have reached its next step or phase."""
         if not known.expected:
             return math.inf
         in_step = known.phase == "train" and known.stepped

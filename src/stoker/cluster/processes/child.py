@@ -1,4 +1,4 @@
-"""A child process in a separate session, ended with everything that it started there."""
+"""Runs a child process in a separate session, and ends it together with everything that it started there."""
 
 from __future__ import annotations
 
@@ -21,66 +21,66 @@ from stoker.core.errors import Plain, UserError
 from stoker.core.files import full_disk_is_named
 
 FIRST_LOOK_S, LAST_LOOK_S = 0.001, 0.05
-"""Pauses between two checks of a child that is waited for, seconds; each is twice the previous one."""
+"""First and longest pause between two checks while this process waits for a child, seconds; pauses double."""
 
 _SHIM = Path(__file__).with_name("exec_shim.py")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessOptions:
-    """The environment, the streams and the end of a child."""
+    """Options of a child: its environment, its streams, and how it ends."""
 
     environ: Mapping[str, str] | None = None
-    """The complete environment; None: that of this process."""
+    """The complete environment of the child; None: the environment of this process."""
 
     stdin: int | None = subprocess.DEVNULL
-    """`DEVNULL`; None: that of this process; or `PIPE`: `Child.close_input` closes it, and so does the
-    end of this process."""
+    """Standard input of the child: `DEVNULL`; None for the input of this process; or `PIPE`, which is closed by
+    `Child.close_input` and by the end of this process."""
 
     output: int | Path | None = None
-    """None: stdout and stderr of this process. A descriptor or `DEVNULL`: for stdout. `PIPE`: both as
-    the stream `Child.output`. A path: both into this file."""
+    """Where stdout and stderr go. None: to those of this process. A descriptor or `DEVNULL`: stdout goes there.
+    `PIPE`: both go to the stream `Child.output`. A path: both go to this file."""
 
     pass_fds: Sequence[int] = ()
-    """Descriptors that it inherits under their numbers."""
+    """Descriptors that the child inherits with the same numbers."""
 
     cores: Sequence[int] = ()
-    """The only cores that it may use; empty: all."""
+    """Numbers of the cores that the child may use; empty: all cores."""
 
     parent_death: signal.Signals | None = signal.SIGKILL
-    """The signal that it gets when its starting thread ends, e.g. because this process is
-    killed. None: no signal."""
+    """The signal that the child gets when the thread that started it ends, e.g. because this process is killed. None:
+    no signal."""
 
     ready_file: Path | None = None
-    """Written by the child when it is ready; a file of this name is removed first."""
+    """A file that the child writes when it is ready; an existing file of this name is removed first."""
 
     ends_group: bool = True
-    """Whether its child processes are killed when it has ended."""
+    """Whether the child's own child processes are killed when the child has ended."""
 
 
 class Child:
-    """A process, its session and its process group, which all have the same number.
+    """A child process, its session and its process group, which all have the same number.
 
-    An ended child keeps its number until it is reaped, so a signal never reaches a process of
-    another user: `code` kills the rest of the group before it reaps the child, and no signal is
-    sent to a child that is reaped. All methods may be called from any thread.
+    The kernel does not reuse the number of an ended child until the child is reaped. `code` kills the rest of the
+    group before it reaps the child, and no signal is sent to a reaped child. So a signal never reaches another process
+    that gets the same number. All methods may be called from any thread.
     """
 
     def __init__(
         self, name: str, argv: Sequence[str], options: ProcessOptions = ProcessOptions()
     ) -> None:
-        """Start it.
+        """Start the child.
 
         Args:
-            name: For messages, e.g. `worker 1`.
-            argv: Program and arguments. With `parent_death` or `cores`, a program that cannot be
-                started is exit code 127, with the reason as its last line.
-            options: Its environment, streams and end.
+            name: Name of the child for messages, e.g. `worker 1`.
+            argv: Program and arguments. If the program cannot be started and the options have `parent_death` or
+                `cores`, the child prints the reason as its last line and exits with code 127.
+            options: Options of the child.
 
         Raises:
-            UserError: the limits of processes, memory or open files do not allow it; or the disk of
-                its log is full.
-            OSError: without `parent_death` and `cores`: the program cannot be started.
+            UserError: the limits of processes, memory or open files do not allow another process, or the disk of its
+                log is full.
+            OSError: the program cannot be started, and the options have neither `parent_death` nor `cores`.
         """
         self.name = name
         self._ready_file, self._ends_group = options.ready_file, options.ends_group
@@ -109,22 +109,22 @@ class Child:
 
     @property
     def pid(self) -> int:
-        """Its process ID, which is also that of its session and group."""
+        """The child's process ID, which is also the ID of its session and of its process group."""
         return self._popen.pid
 
     @property
     def output(self) -> IO[bytes]:
-        """Its stdout and stderr, if started with `PIPE`."""
+        """The child's stdout and stderr as one stream, if it was started with `PIPE`."""
         assert self._popen.stdout is not None
         return self._popen.stdout
 
     @property
     def is_ready(self) -> bool:
-        """Whether its ready file exists."""
+        """Whether the child's ready file exists."""
         return self._ready_file is not None and self._ready_file.is_file()
 
     def has_ended(self) -> bool:
-        """Whether it has ended; it is not reaped, and its child processes may continue."""
+        """Whether the child has ended. Does not reap the child; its own child processes may still run."""
         which = os.WEXITED | os.WNOHANG | os.WNOWAIT
         with self._lock:
             reaped = self._popen.returncode is not None
@@ -132,7 +132,7 @@ class Child:
 
     @property
     def code(self) -> int | None:
-        """Its exit code, negative for a signal; None while it runs. Reaps it when it has ended."""
+        """The child's exit code, negative for a signal; None while it runs. Reaps the child when it has ended."""
         with self._lock:
             if self._popen.returncode is None and self.has_ended():
                 if self._ends_group:
@@ -142,33 +142,33 @@ class Child:
             return self._popen.returncode
 
     def wait(self, timeout_s: float = math.inf) -> int | None:
-        """Wait for its end; return its exit code, or None if it still runs after this time."""
+        """Wait for the child's end; return its exit code, or None if it still runs after this time."""
         _wait_until(lambda: self.code is not None, timeout_s)
         return self.code
 
     def wait_until_ready(self, timeout_s: float) -> bool:
-        """Wait for its ready file; False if it has ended, or after this time."""
+        """Wait for the child's ready file; return False if the child has ended, or after this time."""
         _wait_until(lambda: self.is_ready or self.has_ended(), timeout_s)
         return self.is_ready
 
     def send(self, number: signal.Signals) -> None:
-        """Send a signal to it alone."""
+        """Send a signal to the child alone."""
         with self._lock:
             if self._popen.returncode is None:
                 os.kill(self.pid, number)
 
     def send_group(self, number: signal.Signals) -> None:
-        """Send a signal to it and to everything that it started in its group."""
+        """Send a signal to the child and to everything that it started in its process group."""
         with self._lock:
             if self._popen.returncode is None:
                 self._signal_group(number)
 
     def kill(self) -> None:
-        """Kill it, and everything that it started in its group."""
+        """Kill the child, and everything that it started in its process group."""
         self.send_group(signal.SIGKILL)
 
     def tell(self, line: str) -> None:
-        """Write a line to its standard input, which is a `PIPE`.
+        """Write a line to the child's standard input, which must be a `PIPE`.
 
         Raises:
             BrokenPipeError: the child no longer reads.
@@ -177,20 +177,20 @@ class Child:
         self._popen.stdin.write(f"{line}\n".encode())
 
     def close_input(self) -> None:
-        """Close its standard input, which makes some programs end."""
+        """Close the child's standard input, which makes some programs end."""
         if self._popen.stdin is not None:
             with contextlib.suppress(OSError):
                 self._popen.stdin.close()
 
     def end(self, grace_s: float) -> bool:
-        """Wait for its end, and kill it after this time; return whether it ended in time."""
+        """Wait for the child's end, and kill it after this time; return whether it ended in time."""
         in_time = self.wait(grace_s) is not None
         self.kill()
         self.wait()
         return in_time
 
     def wait_for_group(self, timeout_s: float) -> None:
-        """Wait until it and everything that it started in its group has ended, at most this time."""
+        """Wait at most this time until the child, and everything that it started in its process group, has ended."""
         _wait_until(lambda: not self._group_lives(), timeout_s)
 
     def _group_lives(self) -> bool:
@@ -207,7 +207,7 @@ class Child:
 
 
 def _with_shim(argv: Sequence[str], options: ProcessOptions) -> Sequence[str]:
-    """Return the arguments of a process that sets signal and cores, and then becomes the program."""
+    """Return the arguments of a process that sets its parent-death signal and its cores, then executes the program."""
     if not options.parent_death and not options.cores:
         return argv
     cores = ",".join(map(str, options.cores)) or "-"
@@ -223,7 +223,7 @@ def _wait_until(claim: Callable[[], bool], timeout_s: float) -> None:
 
 
 def how_it_ended(code: int) -> str:
-    """A clause about an exit code; a negative code is the number of a signal."""
+    """Return a clause about an exit code; a negative code is the negated number of a signal."""
     if code >= 0:
         return f"ended with exit code {code}"
     try:
@@ -233,7 +233,7 @@ def how_it_ended(code: int) -> str:
 
 
 def refused(name: str, error: OSError) -> Exception:
-    """Return the error for a child that cannot be started: it names the limit, if one was reached.
+    """Return the error for a child that cannot be started; the error names the limit, if a limit was reached.
 
     Args:
         name: Name of the child.
@@ -253,24 +253,24 @@ TAIL_LINES = 20
 """Number of last lines of the output that are kept."""
 
 LINE_BYTES = 1 << 16
-"""Longest line; a longer one is split into pieces."""
+"""Maximum length of a line, bytes; a longer line is split into pieces."""
 
 DRAIN_S = 5.0
-"""Longest wait for the end of the stream of an ended child, seconds."""
+"""Maximum wait for the end of the output of an ended child, seconds."""
 
 LOG_TAIL_BYTES = 4096
-"""How much of a log file is searched for its last line."""
+"""Number of bytes at the end of a log file that are searched for its last line."""
 
 
 class Lines:
-    """The lines of a stream; `tail` holds the last of them."""
+    """Reads the lines of a stream; `tail` holds the last lines."""
 
     def __init__(self, stream: IO[bytes], on_line: Callable[[str], None]) -> None:
-        """Read nothing yet.
+        """Prepare a stream; nothing is read yet.
 
         Args:
-            stream: The child's unbuffered output; non-blocking from now on, until `follow`.
-            on_line: Called with each line, without its end.
+            stream: The child's unbuffered output. It becomes non-blocking, until `follow` is called.
+            on_line: Called with each line, without the line break.
         """
         self.stream = stream
         self.tail: deque[str] = deque(maxlen=TAIL_LINES)
@@ -279,7 +279,7 @@ class Lines:
         os.set_blocking(stream.fileno(), False)
 
     def read(self) -> bool:
-        """Pass on the available lines; return False at the end of the stream."""
+        """Pass the available lines to `on_line`; return False at the end of the stream."""
         while block := self.stream.read(LINE_BYTES):
             *lines, self._partial = (self._partial + block).split(b"\n")
             for line in lines:
@@ -291,7 +291,7 @@ class Lines:
         return block is None
 
     def flush(self) -> None:
-        """Pass on an incomplete last line."""
+        """Pass an incomplete last line to `on_line`."""
         if self._partial:
             self._pass_on(self._partial)
             self._partial = b""
@@ -303,7 +303,7 @@ class Lines:
         self._thread.start()
 
     def drain(self) -> None:
-        """Wait until all output of an ended child has been passed on; after `follow`."""
+        """Wait until the thread of `follow` has passed on all output of an ended child."""
         # A process that left the child's session may keep the stream open.
         self._thread.join(DRAIN_S)
 
@@ -318,7 +318,7 @@ class Lines:
 
 
 def last_line(log: Path) -> str:
-    """The last line of a log file that is not empty, "" without one; or why the file cannot be read."""
+    """Return the last non-empty line of a log file, "" if there is none, or why the file cannot be read."""
     try:
         with log.open("rb") as stream:
             stream.seek(max(0, stream.seek(0, os.SEEK_END) - LOG_TAIL_BYTES))

@@ -1,7 +1,7 @@
-"""`python exec_shim.py PARENT SIGNAL CORES COMMAND...`: becomes COMMAND, which ends with its parent.
+"""`python exec_shim.py PARENT SIGNAL CORES COMMAND...`: executes COMMAND so that it ends with its parent.
 
-A separate file, run by path without Stoker: between fork and exec of a process with threads,
-Python code (`preexec_fn`) may deadlock.
+The file is run by its path and imports nothing of Stoker. `preexec_fn` could do the same, but in a process with
+threads, Python code between fork and exec may deadlock.
 """
 
 from __future__ import annotations
@@ -11,24 +11,25 @@ import os
 import sys
 
 PR_SET_PDEATHSIG = 1
-"""The kernel sends a signal to this process when its parent dies; exec keeps that. Source: prctl(2)."""
+"""Number of the prctl option that makes the kernel send a signal to this process when its parent dies. The option
+stays set after exec. Source: prctl(2)."""
 
 EXIT_NOT_FOUND = 127
 """Exit code if the command cannot be started, as in a shell."""
 
 
 def main(arguments: list[str]) -> None:
-    """Become the command.
+    """Set the signal and the cores, then execute the command in this process.
 
     Args:
-        arguments: Process id of the parent, number of the signal (0 for none), numbers of the cores
-            separated by commas ("-" for all cores), the command.
+        arguments: Process ID of the parent; number of the signal (0: no signal); numbers of the cores, separated by
+            commas ("-": all cores); the command.
     """
     parent, number, cores, *command = arguments
     if number != "0":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, int(number))
         if os.getppid() != int(parent):
-            # The parent died before the call.
+            # The parent died before prctl was called.
             sys.exit(1)
     if cores != "-":
         os.sched_setaffinity(0, {int(core) for core in cores.split(",")})

@@ -1,4 +1,4 @@
-"""Identifies a process: its number is used again after its end, and after a restart of the machine."""
+"""Identifies a process by more than its process ID, which the kernel uses again after the process has ended."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from pathlib import Path
 
 
 def began(pid: int) -> str:
-    """Return when a process started, in ticks since boot; empty if it has ended."""
+    """Return when a process started, in clock ticks since boot; empty if the process has ended."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2].split()
     except OSError:
@@ -18,24 +18,24 @@ def began(pid: int) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessIdentity:
-    """One process, of this or of another machine, unambiguous forever."""
+    """Identifies a process, on this or another machine; no other process ever has the same identity."""
 
     host: str
     boot: str
-    """Identifies the start of the machine."""
+    """ID of the machine's start (boot)."""
 
     pid: int
     began: str
-    """Its start, in ticks since boot."""
+    """Start of the process, in clock ticks since boot."""
 
     @property
     def is_here(self) -> bool:
-        """Whether it was started on this machine."""
+        """Whether the process was started on this machine."""
         return self.host == socket.gethostname()
 
     @property
     def lives(self) -> bool:
-        """Whether it runs, on this machine."""
+        """Whether the process is running on this machine."""
         return self.is_here and self.boot == _boot() and began(self.pid) == self.began != ""
 
 

@@ -1,13 +1,12 @@
 """Observe which files and environment variables the user's code reads while it runs.
 
-The source does not show what is read: a path can be computed, and NumPy, PyArrow, OpenCV, HDF5 and
-TensorFlow read files in C. Below the user's folder reads are observed with inotify (Linux), which
-sees every reader, but not which process it is: reads by other processes count, too. Outside the
-folder they are observed with Python's audit hook, which sees only files that Python itself opens.
-Environment variables are observed through `os.environ`.
+The source does not show what is read: a path can be computed, and NumPy, PyArrow, OpenCV, HDF5 and TensorFlow read
+files in C. In the user's folder, reads are observed with inotify (Linux). It reports every read, but not which process
+has read, so reads by other processes are recorded, too. Outside the folder, reads are observed with Python's audit
+hook, which sees only files that Python itself opens. Environment variables are observed through `os.environ`.
 
-A file counts with its content at the start of the run. A file that did not exist then, or was
-written before it was read, belongs to the run and never counts. File times are not used for that
-decision. A variable counts with its value, unless the code itself has set it. A folder below the
-user's folder that is listed counts with the names in it (`folder_files`).
+The inputs of a run are: the files that it reads, with their content at the start of the run; the environment variables
+that it reads, with their values, unless the code itself has set them; and the folders in the user's folder that it
+lists, with the names in them (`folder_files`). A file that did not exist at the start, or that the run wrote before it
+was read, is a file of the run and never an input. File times are not used for that decision.
 """

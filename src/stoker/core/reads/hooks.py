@@ -29,7 +29,7 @@ _ACTIVE: Observer | None = None
 def observing(observer: Observer) -> Iterator[None]:
     """Observe reads while the body runs.
 
-    If inotify is out of watches, every file in the folder counts as read.
+    If inotify has no watches left, every file in the folder is recorded as read.
     """
     global _ACTIVE
     _install_audit_hook()
@@ -58,7 +58,11 @@ def _watch(observer: Observer) -> FolderWatch | None:
             on_pause=observer.write,
         )
     except OSError as error:
-        _LOG.warning("reads of %s are not observed (%s): all files count", observer.folder, error)
+        _LOG.warning(
+            "reads in %s cannot be observed (%s): all files there are recorded as read",
+            observer.folder,
+            error,
+        )
     observer.everything()
     return None
 
@@ -67,7 +71,7 @@ _HOOKED = False
 
 
 def _install_audit_hook() -> None:
-    """Install the audit hook once in a process: Python cannot remove a hook."""
+    """Install the audit hook, once per process: Python cannot remove a hook."""
     global _HOOKED
     if not _HOOKED:
         _HOOKED = True
@@ -76,14 +80,14 @@ def _install_audit_hook() -> None:
 
 
 def _forget() -> None:
-    """Stop observing in a forked child: it has no observer thread, and the lock may be held forever."""
+    """Stop observing in a forked child: its observer thread is missing, and its lock may never be freed."""
     global _ACTIVE
     _ACTIVE = None
 
 
 def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     observer = _ACTIVE
-    # At the end of the process all names here are None.
+    # At the end of the process Python sets all names of this module to None.
     if observer is None or event not in _EVENTS or is_not_observed():
         return
     path, flags = arguments[0], arguments[-1]
@@ -98,7 +102,8 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 _CREATING = {
-    # Event -> positions of the new name, and of its folder's descriptor if there is one.
+    # Event -> positions, in the event's arguments, of the new name and of the descriptor of its folder, if there is
+    # one.
     "os.mkdir": slice(0, 3, 2),
     "os.rename": slice(1, 4, 2),
     "os.link": slice(1, 4, 2),
@@ -130,12 +135,12 @@ def _listed(observer: Observer, full: str) -> None:
 
 
 _IMPORTLIB = "importlib"
-"""Part of the file names of Python's own import system."""
+"""Text that the file names of Python's own import system contain."""
 
 
 def _opened(observer: Observer, full: str, *, writes: bool) -> None:
     if writes and is_within(full, (str(observer.folder),)):
-        # Files that the run writes never count, even if a library opened them (a callback's log).
+        # A file that the run writes is never an input, even if a library opened it (a callback's log).
         observer.written(Path(full))
     elif not is_of_the_system(full) and _called_by_the_user(observer):
         (observer.written if writes else observer.file)(Path(full))
@@ -146,25 +151,25 @@ def _called_by_the_user(observer: Observer, *, ends: str = "") -> bool:
 
     Args:
         observer: Knows the user's folder.
-        ends: Part of a file name. Calls that come through such a file are not the user's.
+        ends: Part of a file name. If such a file is on the stack before the user's code, the event is not the user's.
     """
     frame = sys._getframe(3)  # noqa: SLF001 - documented, and the only quick way
     while frame is not None and not (ends and ends in frame.f_code.co_filename):
         if observer.is_of_the_user(frame.f_code.co_filename):
             return True
         if is_within(frame.f_code.co_filename, (str(STOKER),)):
-            # Stoker's own read, even if the user's script has called Stoker.
+            # Stoker itself reads, even if the user's script has called Stoker.
             return False
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     return False
 
 
 _BETWEEN = frozenset((os.__file__, "<frozen os>", "<frozen _collections_abc>"))
-"""Files of the standard library between the user's line and `os.environ` on the stack."""
+"""Files of the standard library that may be on the stack between the user's line and `os.environ`."""
 
 
 def _observe_environment() -> Any:
-    """Observe reads through `os.environ`; return the method that was replaced."""
+    """Replace the method by which `os.environ` reads variables, to observe reads; return the original method."""
     before = os._Environ.__getitem__  # noqa: SLF001 - no other place sees a read
 
     def getitem(self: Any, key: str) -> str:

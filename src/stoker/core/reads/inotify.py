@@ -25,7 +25,8 @@ _EVENT = struct.Struct("iIII")
 _BUFFER_BYTES = 1 << 16
 
 PAUSE_S = 0.02
-"""Pause between two reads of the event queue, seconds: a file that is read in pieces gives many events."""
+"""Pause between two reads of the event queue, seconds. A file that is read in pieces causes many events; the pause
+lets them collect."""
 
 
 class FolderWatch:
@@ -44,11 +45,11 @@ class FolderWatch:
         """Start watching. Folders that are created later are not watched.
 
         Args:
-            places: Folders, each without its subfolders; and links to files that lie elsewhere.
+            places: Folders, to be watched without their subfolders; and links to files in other folders.
             on_read: Called with each file that was read, sometimes more than once. All callbacks run
                 in a thread.
-            on_list: Called with each of the folders that was listed.
-            on_create: Called with each file or folder that was created in the folders.
+            on_list: Called with each watched folder that was listed.
+            on_create: Called with each file or folder that was created in a watched folder.
             on_overflow: Called if events were lost.
             on_pause: Called after each read of the queue.
 
@@ -95,7 +96,7 @@ class FolderWatch:
                 self._drain()
                 self._on_pause()
             except Exception:  # noqa: BLE001 - after any error the missed files must count as read
-                _LOG.exception("reads were not observed for a moment: every file counts as read")
+                _LOG.exception("some reads were not observed: every file is recorded as read")
                 self._on_overflow()
             if not ends:
                 time.sleep(PAUSE_S)
@@ -121,7 +122,7 @@ class FolderWatch:
             elif (
                 key := (number, name, mask & ~_READ)
             ) not in self._seen and number in self._places:
-                # Report each kind of event once for each file.
+                # Report each combination of event and file only once.
                 self._seen.add(key)
                 place = self._places[number]
                 self._report(mask, place / os.fsdecode(name) if name else place, of_place=not name)

@@ -1,4 +1,4 @@
-"""The observer: decides which events are reads of the user's code, and records them."""
+"""The observer: decides which events are reads by the user's code, and records these reads."""
 
 from __future__ import annotations
 
@@ -32,13 +32,14 @@ from stoker.core.reads.reads import (
 )
 
 _SWEEP = 20
-"""A line of code that reads more variables than this is taken to copy the whole environment."""
+"""A line of code that reads more variables than this is assumed to copy the whole environment; these reads are not
+recorded."""
 
 WRITE_S = 0.5
-"""Shortest time between two writes of the list of reads, seconds: a long list is slow to write."""
+"""Minimum time between two writes of the list of reads, seconds: a long list is slow to write."""
 
 _HASHED_FILES, _HASHED_BYTES = 2_000, 1 << 30
-"""Most files, and bytes in them, that count by content; further files count by size and time."""
+"""Maximum number of files, and of their bytes, that are hashed; of further files, size and time are recorded."""
 
 MAPS_EVERY_S = 2.0
 """Interval between two checks of the files mapped into memory, seconds. A check takes some ms."""
@@ -54,23 +55,24 @@ _NOT_THE_USERS = tuple(
     )
     if place
 )
-"""Folders of the system and of installed libraries, whose versions already count."""
+"""Folders of the system and of installed libraries. Their files are not inputs: versions of libraries are recorded
+separately."""
 
 
 def is_within(path: str, folders: tuple[str, ...]) -> bool:
-    """Whether a path is one of the folders, or is in one."""
+    """Whether a path is one of the folders, or lies in one of them."""
     return any(path == folder or path.startswith(folder + os.sep) for folder in folders)
 
 
 def is_of_the_system(path: str) -> bool:
-    """Whether a file outside the user's folder never counts: system files, devices, hidden files at home."""
+    """Whether a file outside the user's folder is never an input: system files, devices, hidden files at home."""
     if path.startswith("/dev/"):
         return not path.startswith("/dev/shm/")  # noqa: S108 - it contains data of users
     return is_within(path, _NOT_THE_USERS) or path.startswith(f"{Path.home()}{os.sep}.")
 
 
 class Observer:
-    """Records reads from its creation on."""
+    """Records all reads from the moment when the observer is created."""
 
     def __init__(
         self,
@@ -86,11 +88,11 @@ class Observer:
 
         Args:
             folder: The user's folder.
-            at_begin: `snapshot` of the folder at the start of the run.
+            at_begin: The result of `snapshot` for the folder at the start of the run.
             before: The reads of the run's earlier processes in the same stage.
             outputs: Folders that Stoker writes.
-            followed: Python files that already count by their source.
-            write: Stores all reads so far. Called in any thread when there are new ones.
+            followed: Python files that need no record, because their source is already part of a fingerprint.
+            write: Stores all reads so far. Called, in any thread, when there are new reads.
         """
         self.folder = folder.resolve()
         self._ignored = Ignored(self.folder)
@@ -132,7 +134,7 @@ class Observer:
             return replace(found, listings=self._listings.marks(own=found.not_listed()))
 
     def _of_outputs(self) -> Iterator[str]:
-        """Stoker's outputs, and the folders above them, which the run may create."""
+        """Yield the names of Stoker's outputs, and of the folders above them, which the run may create."""
         for output in self._outputs:
             if output.is_relative_to(self.folder):
                 name = output.relative_to(self.folder)
@@ -140,7 +142,7 @@ class Observer:
                 yield f"{name.parent.as_posix()}/"
 
     def _of_other_experiments(self) -> Iterator[Path]:
-        """Folders of other experiments' runs; and of their models next to this one's."""
+        """Yield folders of other experiments' runs, and of their models next to this experiment's outputs."""
         roots = {output.parent for output in self._outputs}
         for name in self._at_begin:
             path = self.folder / name
@@ -152,7 +154,7 @@ class Observer:
                 yield path
 
     def _places(self) -> Iterator[Path]:
-        """Folders in which reads count, and the links in them: inotify reports a link's target only."""
+        """Yield the folders to watch, and the links to files in them: inotify reports only the target of a link."""
         for place in walk(self.folder, is_ignored=self._ignored, outputs=self._outputs):
             if not place.left_out:
                 yield self.folder / place.name
@@ -165,7 +167,7 @@ class Observer:
                         yield path
 
     def _through_links(self, path: Path) -> None:
-        """Record all links that lead to a file or folder, because the one that was used is unknown."""
+        """Record all links that lead to a file or folder, because it is unknown which link was used."""
         found = [self._links.get(target, {}) for target in (path, *path.parents)]
         for name, mark in (link for links in found for link in links.items()):
             if name not in self._judged:
@@ -175,7 +177,7 @@ class Observer:
                 self._has_more = True
 
     def write(self) -> None:
-        """Store new reads, at most once in `WRITE_S`."""
+        """Store new reads, at most once per `WRITE_S` seconds."""
         self.look_at_maps()
         if self._has_more and time.monotonic() - self._written_s >= WRITE_S:
             self.flush()
@@ -194,7 +196,7 @@ class Observer:
                 self.file(self.folder / name)
 
     def look_at_maps(self, *, now: bool = False) -> None:
-        """Record files that are mapped into memory: reads of them give no event.
+        """Record files that are mapped into memory: reading them causes no event.
 
         Args:
             now: Check even if the last check was less than `MAPS_EVERY_S` ago.
@@ -236,7 +238,7 @@ class Observer:
 
     def _created(self, path: Path, *, by_run: bool) -> bool:
         """Record a new name. True if it is recorded for the first time."""
-        # Resolve the parent only: a new link counts by its own name, not by its target.
+        # Resolve only the parent: of a new link its own name is recorded, not that of its target.
         path = path.parent.resolve() / path.name
         with self._lock:
             name = self._counted_name(path)
@@ -244,13 +246,13 @@ class Observer:
                 return False
             new = self._listings.created(name, by_run=by_run)
             if new:
-                # Store it at the next pause: if this process is killed before, the next one would
-                # take the name for data that was added.
+                # Store the name at the next pause: if this process is killed earlier, the next process would treat the
+                # file as data that the user has added.
                 self._has_more, self._written_s = True, -WRITE_S
             return new
 
     def written(self, path: Path) -> None:
-        """Record a write: the file belongs to the run and does not count, even if it was read before."""
+        """Record a write: the file is now an output of the run and not an input, even if it was read before."""
         with self._lock:
             name = self._name_of(path)
             if name is not None:
@@ -275,7 +277,8 @@ class Observer:
         if mark is None:
             return
         with self._lock:
-            # It may have been written while its mark was made: Keras's CSVLogger reads, then appends.
+            # The run may have written the file while its mark was computed: Keras's CSVLogger reads a file, then
+            # appends to it.
             if name not in self._disowned:
                 self._files[name] = mark
                 self._through_links(self.folder / name)
@@ -283,7 +286,7 @@ class Observer:
                 self._has_more = True
 
     def _name_of(self, path: Path) -> str | None:
-        """The name under which a file is recorded, links resolved; None if it does not count."""
+        """Return the name under which a file is recorded, with links resolved; None if the file cannot be an input."""
         return self._counted_name(path.resolve())
 
     def _counted_name(self, resolved: Path) -> str | None:
@@ -296,7 +299,7 @@ class Observer:
         return str(resolved)
 
     def _mark_at_begin(self, path: Path, name: str) -> str | None:
-        """The file's mark at the start of the run; None for the run's own files and irregular ones."""
+        """Return the file's mark at the start of the run; None for the run's own files and irregular files."""
         if not Path(name).is_absolute():
             before, now = self._at_begin.get(name), state_of(path)
             if before is None or now is None or tuple(before) != now:
@@ -333,12 +336,12 @@ class Observer:
         return found | self._before
 
     def is_of_the_user(self, file: str) -> bool:
-        """Whether a code file is the user's: in the folder, but not of an installed library."""
+        """Whether a code file is the user's: it is in the user's folder, but not in an installed library there."""
         return is_within(file, (str(self.folder),)) and not is_within(file, _NOT_THE_USERS)
 
 
 def _python_of(path: Path) -> Path:
-    """The source file of a compiled Python file; any other file unchanged."""
+    """Return the source file of a compiled Python file (.pyc); return any other path unchanged."""
     if path.suffix != ".pyc":
         return path
     try:
@@ -348,10 +351,10 @@ def _python_of(path: Path) -> Path:
 
 
 def _mapped(below: str) -> Iterator[Path]:
-    """Files that this process has mapped into memory, except shared writable mappings.
+    """Yield the files that this process has mapped into memory, except shared writable mappings.
 
     Args:
-        below: Start of the paths.
+        below: How the paths of the files must begin.
 
     Source: proc(5), /proc/pid/maps.
     """
@@ -366,7 +369,7 @@ def _mapped(below: str) -> Iterator[Path]:
 
 
 def _is_written_here(path: Path) -> bool:
-    """Whether this process has a file open for writing; so a file created by C code is recognized.
+    """Whether this process has a file open for writing. This recognizes files that C code has created.
 
     Source: proc(5), /proc/pid/fd and /proc/pid/fdinfo.
     """
@@ -386,7 +389,7 @@ _OURS = threading.local()
 
 @contextmanager
 def not_observed() -> Iterator[None]:
-    """Exclude the observer's own reads while the body runs."""
+    """Do not observe this thread's reads while the body runs: they are the observer's own."""
     _OURS.reads = True
     try:
         yield

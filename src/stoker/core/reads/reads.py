@@ -27,17 +27,17 @@ from stoker.core.source_fingerprint import python_fingerprint
 _LOG = logging.getLogger(__name__)
 
 ABSENT = "absent"
-"""Mark of a variable that is not set, or of a missing file."""
+"""Mark of a variable that is not set, and of a file that does not exist."""
 
 State = tuple[int, int]
-"""Size and modification time (ns) of a file. The change time is not used, because a backup by hard
-links changes it."""
+"""Size and modification time (ns) of a file. The inode's change time is not used, because a backup by hard links
+changes it."""
 
 Snapshot = Mapping[str, State]
 """Path relative to the folder -> state at the start of the run. A folder's name ends in `/`."""
 
 _FOLDER, LEFT_OUT = (0, 0), (-1, 0)
-"""States of a folder: its files are in the snapshot, or are left out because there are too many."""
+"""The two states of a folder: its files are in the snapshot, or they are left out because there are too many."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -54,19 +54,19 @@ class Reads:
     """Listed folder (relative to the user's) -> mark of the names in it."""
 
     own: list[str] = field(default_factory=list)
-    """Names that the run has created, relative to the user's folder. They do not count in a listing.
-    A name that ends in `/` is a folder for outputs of experiments; see `listing_mark`."""
+    """Names that the run has created, relative to the user's folder. The marks of `listings` leave them out. A name
+    that ends in `/` is a folder for outputs of experiments; see `listing_mark`."""
 
     appeared: list[str] = field(default_factory=list)
-    """Names that an unknown process has created during the run. They count only in the listing of a
-    folder from which the run has read data."""
+    """Names that an unknown process has created during the run. The marks of `listings` leave them out, except for
+    folders from which the run has read data."""
 
     def __bool__(self) -> bool:
         """Whether anything was read."""
         return bool(self.files or self.environment or self.listings)
 
     def and_also(self, others: Reads) -> Reads:
-        """Combine two records. Of two marks for one name, this record's is kept."""
+        """Return both records combined. If both have a mark for a name, this record's mark is kept."""
         return Reads(
             files=others.files | self.files,
             environment=others.environment | self.environment,
@@ -76,18 +76,18 @@ class Reads:
         )
 
     def besides(self, others: Reads) -> Reads:
-        """This record, with the names that other stages of the run have created."""
+        """Return this record, extended by the names that other stages of the run have created."""
         both = self.and_also(others)
         return replace(self, own=both.own, appeared=both.appeared)
 
     def not_listed(self) -> frozenset[str]:
-        """The names that do not count in a listing."""
+        """Return the names that the marks of listings leave out."""
         with_data = {parent_of(name) for name in self.files if not name.endswith(".py")}
         theirs = (name for name in self.appeared if parent_of(name) not in with_data)
         return frozenset((*self.own, *theirs))
 
     def as_identity(self) -> dict[str, dict[str, str]]:
-        """The record as parts of an identity, without files and variables that are absent."""
+        """Return the record as parts of a run's identity, without files and variables that are absent."""
         parts = {"file": self.files, "environment": self.environment, "folder": self.listings}
         return {
             part: {name: mark for name, mark in marks.items() if mark != ABSENT}
@@ -95,7 +95,7 @@ class Reads:
         }
 
     def now(self, folder: Path) -> Reads:
-        """The same files, variables and listings with their current marks."""
+        """Return the same files, variables and listings with their current marks."""
         own = self.not_listed()
         return replace(
             self,
@@ -106,18 +106,18 @@ class Reads:
 
 
 def _mark_now(path: Path, before: str) -> str:
-    """The current mark of a file or link, of the same kind as its earlier mark."""
+    """Return the current mark of a file or link, of the same kind (content, time, target) as its earlier mark."""
     if before.startswith(_LINK):
         return link_mark(path)
     return mark_of(path, by_time=is_time_mark(before))
 
 
 _LINK = "link:"
-"""Start of a link's mark; the link's target follows."""
+"""Prefix of the mark of a link; the link's target follows."""
 
 
 def link_mark(path: Path) -> str:
-    """The mark of a link: its target; `ABSENT` if the link does not exist."""
+    """Return the mark of a link, which contains its target; `ABSENT` if the link does not exist."""
     try:
         return f"{_LINK}{path.readlink()}"
     except OSError:
@@ -125,7 +125,7 @@ def link_mark(path: Path) -> str:
 
 
 def mark_of(path: Path, *, by_time: bool = False) -> str:
-    """The mark of a file's current content: a hash of its code for Python, else of its bytes.
+    """Return the mark of a file's current content: for Python a hash of its code, for other files a hash of its bytes.
 
     Args:
         path: The file.
@@ -147,11 +147,11 @@ def mark_of(path: Path, *, by_time: bool = False) -> str:
 
 
 _KNOWN: dict[tuple[object, ...], str] = {}
-"""Marks that this process has made: a command needs the mark of the same file several times."""
+"""Cache of marks that this process has computed: a command needs the mark of the same file several times."""
 
 _SETTLED_S = 2.0
-"""The mark of a file that changed less than so long ago is not reused, seconds: a second change can
-have the same time."""
+"""The mark of a file that changed less than this many seconds ago is not reused: a second change may have the same
+file time."""
 
 
 def _content_mark(path: Path) -> str:
@@ -164,13 +164,13 @@ def _content_mark(path: Path) -> str:
 
 
 def variable_mark(name: str) -> str:
-    """A hash of a variable's current value, or `ABSENT`."""
+    """Return a hash of a variable's current value, or `ABSENT`."""
     value = os.environ.get(name)
     return ABSENT if value is None else hashlib.sha256(value.encode(errors="replace")).hexdigest()
 
 
 def snapshot(folder: Path, *, outputs: Collection[Path] = ()) -> dict[str, State]:
-    """The state of every file in a folder that the user's code may read. No file is opened.
+    """Return the state of every file in a folder that the user's code may read. No file is opened.
 
     Folders beyond the limit of `MAX_FILES` are left out, and a log line names them.
 
@@ -198,19 +198,19 @@ def _say_left_out(folders: tuple[str, ...]) -> None:
         f" and {more} more" if (more := len(folders) - _NAMED) > 0 else ""
     )
     _LOG.warning(
-        "changes of the files in %s are not seen: at most %s files of the experiment's folder are "
-        "observed. After a change train with --again, or list in .stokerignore what the code does not read",
+        "changes of files in %s are not noticed: at most %s files of the experiment's folder are observed. "
+        "After a change there, train with --again; or list files that the code does not read in .stokerignore",
         named,
         f"{MAX_FILES:,}",
     )
 
 
 _NAMED = 3
-"""Most folders that this line names."""
+"""Maximum number of folders that the warning of `_say_left_out` names."""
 
 
 def state_of(path: Path | os.DirEntry[str]) -> State | None:
-    """The current state of a file; None if it does not exist."""
+    """Return the current state of a file; None if it does not exist."""
     try:
         facts = path.stat()
     except OSError:

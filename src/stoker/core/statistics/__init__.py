@@ -1,1 +1,1 @@
-"""Statistics of columns: their types, their computation from arrays, and the distance between two columns."""
+"""Statistics of columns: dataclasses, computation from arrays, and the difference between two columns."""

@@ -1,76 +1,77 @@
-"""Statistics of one column of values, the same for the analysis of a dataset and for a server."""
+"""Statistics of one column of values; the analysis of a dataset and a server use the same types."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 TOP_VALUES = 100
-"""Number of most frequent values kept per column; if a column has no more, all its values are known."""
+"""Number of most frequent values that are kept per column. If a column has at most this many, all its values are
+kept."""
 
 HISTOGRAM_BINS = 20
-"""Number of bins of equal width, as many as a small chart can show."""
+"""Number of bins of equal width in a histogram: a small chart cannot show more."""
 
 QUANTILE_BUCKETS = 10
-"""Deciles."""
+"""Number of parts of equal count that the quantiles divide the values into; 10: the quantiles are deciles."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NumberStatistics:
-    """Statistics of the finite values of a column of numbers; None if there are none."""
+    """Statistics of the finite values in a column of numbers; mean, std, min and max are None if there are none."""
 
     mean: float | None
-    """Their mean; None also if it is beyond float64."""
+    """Mean of the values; None also if it is beyond the range of float64."""
 
     std: float | None
-    """Their standard deviation (0 delta degrees of freedom)."""
+    """Standard deviation of the values (0 delta degrees of freedom)."""
 
     min: float | None
-    """The smallest."""
+    """The smallest value."""
 
     max: float | None
-    """The largest."""
+    """The largest value."""
 
     zeros: int
     """Number of zeros."""
 
     infinite: int
-    """Number of infinite values; counted only here."""
+    """Number of infinite values; no other field here includes them."""
 
     quantiles: tuple[float, ...]
     """The nine deciles, exact."""
 
     histogram: tuple[int, ...]
-    """Number of values in each of `HISTOGRAM_BINS` bins of equal width from min to max; one bin if those are
-    equal, none without a value."""
+    """Number of values in each of `HISTOGRAM_BINS` bins of equal width from min to max; a single bin if min and max
+    are equal; empty if there are no values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LengthStatistics:
-    """Lengths of strings (characters), encoded images (bytes) or lists (values), without missing ones."""
+    """Lengths of strings (characters), of encoded images (bytes) or of lists (values); missing ones are left out."""
 
     mean: float | None
     """The mean length."""
 
     min: int | None
-    """The shortest."""
+    """The smallest length."""
 
     max: int | None
-    """The longest."""
+    """The largest length."""
 
     quantiles: tuple[float, ...] = ()
-    """For images, the nine deciles, exact; none if training images are stored in another form than
-    their original one, and in statistics of earlier versions."""
+    """For images, the nine exact deciles of the length. Empty if training images are not stored in their original
+    form, and in statistics of earlier versions of Stoker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ValueCount:
-    """One value and its count."""
+    """A value and the number of its occurrences."""
 
     value: str
-    """The value; a number as Python prints it."""
+    """The value as text; a number as Python prints it."""
 
     count: int
-    """Number of rows, or of elements of vectors."""
+    """Number of rows with this value; for vectors and lists, number of elements."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -81,38 +82,38 @@ class ColumnStatistics:
     """Name of the raw column."""
 
     dtype: str
-    """Its type, see `stoker.data.columns`."""
+    """The column's type, see `stoker.data.columns`."""
 
     count: int
-    """Number of rows with a value; for vectors, as below, number of values in all rows."""
+    """Number of rows with a value; for vectors, number of values in all rows (as in the fields below)."""
 
     missing: int
-    """Number of rows without a value: null, NaN, the empty string. For lists of varying length, number
-    of missing values in them and of lists without a value."""
+    """Number of rows without a value: null, NaN or the empty string. For lists of varying length: number of missing
+    values inside lists, plus number of lists without a value."""
 
     distinct: int | None
     """Exact number of different values; None for images."""
 
     numbers: NumberStatistics | None
-    """Set for numbers."""
+    """Statistics of numbers; None for other types."""
 
     lengths: LengthStatistics | None
-    """Set for strings and images."""
+    """Lengths of strings and images; None for other types."""
 
     top: tuple[ValueCount, ...]
-    """The most frequent values, the smaller first among equals; for strings, and for numbers with at
-    most `TOP_VALUES` different values."""
+    """The most frequent values, for strings, and for numbers with at most `TOP_VALUES` different values. Of equally
+    frequent values, the smaller one is first."""
 
     length: int | None = None
-    """Values per row; None for single values, 0 for lists of varying length."""
+    """Number of values per row; None for single values, 0 for lists of varying length."""
 
     whole: bool = False
-    """Whether the source has whole numbers only, stored as floats because some are missing."""
+    """Whether the source has only whole numbers, which are stored as floats because some are missing."""
 
     list_lengths: LengthStatistics | None = None
-    """Values per list of varying length; a missing list has none."""
+    """Number of values per list, for lists of varying length; a missing list has 0 values."""
 
     @property
     def missing_share(self) -> float:
-        """Share of missing rows (of vectors: values)."""
+        """Share of rows without a value; for vectors, share of missing values."""
         return self.missing / max(self.count + self.missing, 1)

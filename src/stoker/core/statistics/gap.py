@@ -1,4 +1,4 @@
-"""How far the distribution of a column is from training: `stoker skew` reports it, and a server measures it."""
+"""The difference between a column's distribution and that in training; `stoker skew` and a server compute it."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from stoker.core.statistics.columns import QUANTILE_BUCKETS, TOP_VALUES, ColumnStatistics
 
 _CHANCE = 1.63
-"""Factor of sqrt(1/n + 1/m): two samples of one distribution differ by more in one of 100 cases.
+"""Two samples of n and m rows from the same distribution differ by more than this factor times sqrt(1/n + 1/m) in one
+of 100 cases.
 Source: Kolmogorov-Smirnov test of two samples."""
 
 Bounds = tuple[float, float]
-"""Smallest and largest possible value of a share."""
+"""Smallest and largest possible value of a share that is not known exactly."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class DistributionGap:
-    """The largest difference between shares of values."""
+    """The largest difference between the shares of values in two samples of a column."""
 
     share: float
     """The difference, 0 to 1."""
@@ -28,7 +29,7 @@ class DistributionGap:
     """The difference that chance alone explains, given the number of rows."""
 
     text: str
-    """The values that differ, as text."""
+    """A clause that names the values whose shares differ, with both shares."""
 
     @property
     def beyond_chance(self) -> float:
@@ -41,9 +42,9 @@ def distribution_gap(
 ) -> DistributionGap | None:
     """Compare the distribution of one column with that of the training split.
 
-    Numbers are compared by their cumulative shares at the quantiles and values in the statistics;
-    strings by the share of each value, if both have at most `TOP_VALUES`; images by the sizes of
-    their files, as numbers are: what they show is not compared.
+    Numbers are compared by their cumulative shares at the quantiles and values in the statistics. Strings are compared
+    by the share of each value, if both columns have at most `TOP_VALUES` different values. Images are compared by the
+    sizes of their files, in the same way as numbers; their content is not compared.
 
     Args:
         column: The column.
@@ -65,7 +66,7 @@ def distribution_gap(
 
 
 def _rows(column: ColumnStatistics) -> float:
-    """Number of independent samples: values of one vector or list count as one."""
+    """Return the number of independent samples: all values of a vector or list are one sample."""
     mean = None if column.list_lengths is None else column.list_lengths.mean
     return column.count / max(mean or column.length or 1, 1)
 
@@ -99,7 +100,7 @@ def _numbers(column: ColumnStatistics, training: ColumnStatistics) -> tuple[floa
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Spread:
-    """The range of the values; without a finite one, quantiles do not exist."""
+    """Deciles, minimum and maximum of a column; without finite values, there are none."""
 
     quantiles: tuple[float, ...]
     min: float | None
@@ -126,7 +127,7 @@ def _thresholds(column: ColumnStatistics) -> Iterator[float]:
 
 
 def _cumulative_share(column: ColumnStatistics, point: float) -> Bounds:
-    """Return the share of values that are at most `point`: exact if all are known, else to a tenth."""
+    """Return bounds of the share of values up to `point`: equal if all values are known, else a tenth apart."""
     if _is_whole(column):
         share = sum(t.count for t in column.top if float(t.value) <= point) / column.count
         return share, share

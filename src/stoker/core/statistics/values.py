@@ -1,4 +1,4 @@
-"""Statistics of a column from its values in memory, equal to those that the analysis computes with queries."""
+"""Statistics of a column from its values in memory; the analysis of a dataset computes the same with SQL queries."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ from stoker.core.statistics.columns import (
 
 
 def statistics_of_values(values: NDArray[Any], like: ColumnStatistics) -> ColumnStatistics:
-    """Compute the statistics of a column of numbers or texts.
+    """Compute the statistics of a column of numbers or strings.
 
     Args:
-        values: [rows] or [rows, length]; texts as `str`.
-        like: statistics of the same column elsewhere: gives its name, type and length.
+        values: [rows] or [rows, length]; strings as `str`.
+        like: Statistics of the same column in other data; only its name, type and length are used.
     """
     flat = values.reshape(-1)
     if like.dtype == "string":
@@ -54,8 +54,8 @@ def statistics_of_sizes(sizes: NDArray[np.int64], like: ColumnStatistics) -> Col
     """Compute the statistics of a column of images.
 
     Args:
-        sizes: [rows] bytes of each; 0: it is missing.
-        like: statistics of the same column elsewhere: gives its name.
+        sizes: [rows] Size of each image, bytes; 0 if the image is missing.
+        like: Statistics of the same column in other data; only its name, type and length are used.
     """
     present = np.sort(sizes[sizes > 0])
     return ColumnStatistics(
@@ -83,8 +83,8 @@ def _quantiles(ascending: NDArray[Any]) -> tuple[float, ...]:
 
 
 def _top(distinct: Iterable[Any], counts: Iterable[int]) -> tuple[ValueCount, ...]:
-    """Return the most frequent values, the smaller first among equals."""
-    # `distinct` ascends, and sorting keeps the order of equals.
+    """Return the most frequent values; of equally frequent values, the smaller one is first."""
+    # `distinct` is in ascending order, and Python's sort keeps the order of equally frequent values.
     ordered = sorted(zip(distinct, counts, strict=True), key=lambda each: -each[1])
     return tuple(
         ValueCount(value=value_text(value), count=count) for value, count in ordered[:TOP_VALUES]
@@ -92,7 +92,7 @@ def _top(distinct: Iterable[Any], counts: Iterable[int]) -> tuple[ValueCount, ..
 
 
 def value_text(value: object) -> str:
-    """Return a value as it is listed among the most frequent ones."""
+    """Return a value as text, in the form of `ValueCount.value`."""
     return str(value + 0.0 if isinstance(value, float) else value)  # 0.0 and -0.0 are one value
 
 
@@ -118,7 +118,7 @@ def _numbers(present: NDArray[Any]) -> NumberStatistics:
 def _histogram(ascending: NDArray[np.float64]) -> tuple[int, ...]:
     if not len(ascending) or ascending[0] == ascending[-1]:
         return (len(ascending),) if len(ascending) else ()
-    # Halves, because the width of a column that spans all of float64 would overflow.
+    # Compute with halves: the difference of two float64 values may overflow.
     start = ascending[0] / 2
     width = ascending[-1] / 2 - start
     places = np.floor((ascending / 2 - start) / width * HISTOGRAM_BINS)

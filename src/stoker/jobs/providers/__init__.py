@@ -1,1 +1,1 @@
-"""Providers: one package for each kind of target, which its `kind.py` defines."""
+"""Providers: a package for each kind of target; the file `kind.py` in the package defines the kind."""

@@ -1,7 +1,7 @@
-"""The API of a cluster by the official client, with plain values instead of the client's models.
+"""Calls the API of a cluster through the official client, with plain values instead of the client's models.
 
-The models reject new values of enumerations from newer servers, and do not exist for TFJob and JobSet. Connections,
-kubeconfig, certificates and credentials are handled by the client.
+The models reject enumeration values that a newer server has added, and do not exist for TFJob and JobSet. The client
+handles connections, kubeconfig, certificates and credentials.
 """
 
 from __future__ import annotations
@@ -27,20 +27,22 @@ from stoker.jobs.providers.kubernetes.problems import (
 )
 
 CONNECT_S, READ_S = 10.0, 30.0
-"""Longest time to connect and to get an answer, seconds; an admission webhook may take 10 s by default."""
+"""Maximum time to connect, and maximum time to wait for an answer, seconds. An admission webhook may take 10 s by
+default."""
 
 TRIED = 5
-"""Number of attempts of a request."""
+"""Maximum number of attempts of a request."""
 
 LONGEST_S = 45.0
-"""A request that has failed is not sent again after so long, seconds: a server that accepts connections and sends
-nothing gets two attempts."""
+"""Time after which a failed request is not sent again, seconds. A server that accepts connections but never answers
+gets two attempts."""
 
 PAUSE_S, MAX_PAUSE_S = 0.2, 10.0
-"""First pause between two attempts, seconds, which doubles; and the longest pause that `Retry-After` may set."""
+"""First pause between two attempts, which doubles each time, and the maximum pause that `Retry-After` may set,
+seconds."""
 
 PAGE = 500
-"""Most objects in one answer; a list continues until it is complete."""
+"""Maximum number of objects in one answer; further requests complete the list."""
 
 PLURALS = {
     "Job": "jobs",
@@ -51,7 +53,7 @@ PLURALS = {
     "NetworkPolicy": "networkpolicies",
     "PodDisruptionBudget": "poddisruptionbudgets",
 }
-"""Kind -> its name in paths."""
+"""Kind of object -> its name in the paths of the API."""
 
 MERGE = "application/merge-patch+json"
 
@@ -65,9 +67,9 @@ class Cluster:
         """Read the credentials; send no request yet.
 
         Args:
-            kubeconfig: File of the credentials; None: the default.
-            context: One of its contexts; None: the current one.
-            namespace: Of the jobs; None: that of the context.
+            kubeconfig: File with the credentials; None: the default file.
+            context: A context in that file; None: the current context.
+            namespace: Namespace of the jobs; None: that of the context.
 
         Raises:
             ConfigError: credentials are missing, or the client is not installed.
@@ -76,13 +78,13 @@ class Cluster:
         self.namespace = namespace or found or "default"
 
     def path(self, version: str, plural: str, name: str = "") -> str:
-        """Return the path of objects in the namespace, or of one of them."""
+        """Return the path of a kind of objects in the namespace, or the path of one object."""
         root = "/api" if version == "v1" else "/apis"
         path = f"{root}/{version}/namespaces/{self.namespace}/{plural}"
         return f"{path}/{quote(name, safe='')}" if name else path
 
     def path_of(self, manifest: Mapping[str, Any], *, name: str = "") -> str:
-        """Return the path of objects of a manifest's kind."""
+        """Return the path of the objects of a manifest's kind, or the path of one object."""
         return self.path(manifest["apiVersion"], PLURALS[manifest["kind"]], name)
 
     def get(self, path: str, **query: str) -> dict[str, Any]:
@@ -102,15 +104,14 @@ class Cluster:
         return True
 
     def all(self, path: str, **query: str) -> list[dict[str, Any]]:
-        """Return all objects of a list, page by page."""
+        """Return all objects of a list, which is read page by page."""
         return self.all_with_version(path, **query)[0]
 
     def all_with_version(self, path: str, **query: str) -> tuple[list[dict[str, Any]], str]:
-        """Return all objects of a list, and the version from which a watch continues."""
+        """Return all objects of a list, and the list's version, from which a watch can continue."""
         for _ in range(TRIED - 1):
-            with contextlib.suppress(
-                Gone
-            ):  # the next page belongs to a version that the cluster has forgotten
+            # `Gone`: the cluster no longer has the version to which the next page belongs.
+            with contextlib.suppress(Gone):
                 return self._pages(path, query, size=PAGE)
         return self._pages(path, query, size=0)
 
@@ -134,9 +135,9 @@ class Cluster:
         """Create an object, and return the created object.
 
         Args:
-            path: Of the objects of its kind.
+            path: Path of the objects of this kind.
             manifest: The object.
-            dry_run: Let the cluster check it, with its quotas and policies, and keep nothing.
+            dry_run: Let the cluster check the object, also against quotas and policies, without creating it.
 
         Raises:
             Conflict: an object with this name exists, perhaps from a request whose answer was lost.
@@ -152,7 +153,7 @@ class Cluster:
         """Delete an object and everything that it owns; a missing object is ignored. Deletion continues after the call.
 
         Args:
-            path: Of the object.
+            path: Path of the object.
             uid: Delete the object only if it has this UID.
         """
         body: dict[str, Any] = {"propagationPolicy": "Foreground"}
@@ -167,9 +168,9 @@ class Cluster:
         """Yield the lines of an answer, until the connection breaks or the server closes it.
 
         Args:
-            path: Of the object.
-            silent_s: A connection over which nothing has come for so long is broken, seconds; `READ_S`.
-            query: Of the request.
+            path: Path of the object.
+            silent_s: Time without data after which the connection is treated as broken, seconds; None: `READ_S`.
+            query: Query parameters of the request.
 
         Raises:
             AnswerLost: the connection broke.
@@ -213,7 +214,7 @@ class Cluster:
         body: Any = None,
         content: str = "application/json",
     ) -> dict[str, Any]:
-        """Send a request until it is answered. Each is one that may be repeated: a second creation conflicts."""
+        """Send a request until it is answered. Repeating it is safe: a second creation of an object is a conflict."""
         attempt, until_s = 0, time.monotonic() + LONGEST_S
         while True:
             attempt, last = attempt + 1, attempt + 1 >= TRIED
@@ -227,7 +228,8 @@ class Cluster:
                 continue
             if response.status < 300:
                 return _parsed(data)
-            # A change names no version: what the cluster refuses as outdated succeeds on the next attempt.
+            # A PATCH here names no version of the object. So if the cluster reports a conflict with another change,
+            # the next attempt succeeds.
             again = response.status in RETRIED or (
                 method == "PATCH" and response.status == CONFLICT
             )
@@ -271,12 +273,13 @@ class Cluster:
         text = str(reason)
         if "CERTIFICATE_VERIFY_FAILED" in text:
             return ConfigError(
-                "the cluster's certificate must be one that the kubeconfig trusts",
+                "the kubeconfig must trust the cluster's certificate",
                 got=Plain(text),
-                fix="Take a new kubeconfig from the cluster.",
+                fix="Get a new kubeconfig for the cluster.",
             )
         host = self._api.configuration.host
-        if type(reason) is urllib3.exceptions.ConnectTimeoutError:  # not one that was refused
+        # Do not use isinstance(): the error of a refused connection is a subclass.
+        if type(reason) is urllib3.exceptions.ConnectTimeoutError:
             text = f"{host} accepts no connection within {CONNECT_S:g} s"
         if isinstance(reason, urllib3.exceptions.ReadTimeoutError):
             text = f"{host} accepts connections and sends no whole answer within {read_s or READ_S:g} s"

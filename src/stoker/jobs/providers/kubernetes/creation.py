@@ -1,6 +1,6 @@
 """Creates a job's objects; after a lost answer or a kill, the next submission completes the same job.
 
-The workload is created first and suspended: no pod runs before the objects that it owns exist.
+The workload is created first, suspended, so that no pod runs before the objects that the workload owns exist.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from stoker.jobs.providers.kubernetes.problems import REPEAT, AnswerLost, Confli
 from stoker.jobs.providers.kubernetes.state import Seen
 
 GONE_S = 60.0
-"""Longest time for the removal of objects without pods that save, seconds."""
+"""Maximum time for the removal of objects, seconds, in addition to the time that pods need to save."""
 
 POLL_S = 0.5
 """Pause between two checks whether objects are removed, seconds."""
@@ -29,19 +29,19 @@ POLL_S = 0.5
 def create(
     cluster: Cluster, job: Job, manifests: Manifests, *, kind: str, again: bool, grace_s: float
 ) -> dict[str, Any]:
-    """Create the objects of a job, or find and complete those of an earlier submission; return the workload.
+    """Create the missing objects of a job, also after an incomplete submission; return the workload.
 
     Args:
         cluster: The cluster.
         job: The job.
-        manifests: Its objects.
+        manifests: The objects of the job.
         kind: `job`, `jobset` or `tfjob`.
-        again: Whether an earlier submission was answered: if it is over, the job starts again.
-        grace_s: How long pods of an earlier submission may take to end.
+        again: Whether the cluster has answered an earlier submission; then a job that is done starts again.
+        grace_s: Time that pods of an earlier submission get to end, seconds.
 
     Raises:
-        AnswerLost: the same command again completes it.
-        UserError: the cluster refuses one of the objects; then none remains.
+        AnswerLost: the submission is incomplete; the same command completes it.
+        UserError: the cluster refuses an object; then the other objects are removed.
     """
     workload = _workload(cluster, job, manifests, kind=kind, again=again, grace_s=grace_s)
     if Seen(kind=kind, workload=workload).phase is not None:
@@ -56,13 +56,14 @@ def create(
     except AnswerLost:
         raise
     except UserError:
-        with contextlib.suppress(UserError):  # the user must see the first refusal
+        # Raise the first error, even if the removal fails, too.
+        with contextlib.suppress(UserError):
             remove(cluster, workload, longest_s=GONE_S)
         raise
 
 
 def find(cluster: Cluster, manifest: dict[str, Any]) -> dict[str, Any] | None:
-    """Return the existing object with a manifest's name; None without one."""
+    """Return the existing object with a manifest's name; None if there is none."""
     try:
         return cluster.get(cluster.path_of(manifest, name=manifest["metadata"]["name"]))
     except NotFound:
@@ -74,14 +75,15 @@ def remove(cluster: Cluster, workload: dict[str, Any], *, longest_s: float) -> N
 
     Args:
         cluster: The cluster.
-        workload: As the API returned it; another one with the same name is not deleted.
-        longest_s: Longest wait, seconds.
+        workload: The workload as the API returned it; another object with the same name is not deleted.
+        longest_s: Maximum wait, seconds.
 
     Raises:
         UserError: the deletion takes longer.
     """
     path = cluster.path_of(workload, name=workload["metadata"]["name"])
-    with contextlib.suppress(Conflict):  # another one with the same name: this one is gone
+    # The object with this name is another one, so the workload is gone.
+    with contextlib.suppress(Conflict):
         cluster.delete(path, uid=workload["metadata"]["uid"])
     _wait_until_gone(cluster, workload, longest_s=longest_s)
 
@@ -96,7 +98,8 @@ def _workload(
         if found is None:
             try:
                 return _typed(cluster.create(path, wanted), wanted)
-            except Conflict:  # after a lost answer, or from another submission at the same time
+            except Conflict:
+                # The object exists: an answer was lost, or another submission has just created it.
                 continue
         _require_same(found, job)
         found = _typed(found, wanted)
@@ -121,7 +124,8 @@ def _dependent(cluster: Cluster, manifest: dict[str, Any], owner: dict[str, Any]
             if found is not None and ID not in notes_of(found):
                 name = f"{manifest['kind']} {manifest['metadata']['name']}"
                 raise ConfigError(
-                    f"{name} must not be there yet", fix="It is not of Stoker: delete or rename it."
+                    f"{name} must not exist yet",
+                    fix="Stoker did not create it: delete or rename it.",
                 ) from None
             if time.monotonic() > until_s:
                 raise AnswerLost(
@@ -129,7 +133,7 @@ def _dependent(cluster: Cluster, manifest: dict[str, Any], owner: dict[str, Any]
                     got=Plain(f"it is still there after {GONE_S:g} s"),
                     fix=REPEAT,
                 ) from None
-            time.sleep(POLL_S)  # the cluster still removes the object of an earlier submission
+            time.sleep(POLL_S)  # the cluster is still removing the object of an earlier submission
             continue
         return
 
@@ -138,7 +142,7 @@ def _require_same(found: dict[str, Any], job: Job) -> None:
     other = notes_of(found).get(ID)
     if other != job.id:
         raise ConfigError(
-            f"{found['metadata']['name']} must not be the name of something else in the cluster",
+            f"{found['metadata']['name']} must not be the name of another object in the cluster",
             got=Plain(f"job {other}" if other else "an object that is not Stoker's"),
             fix="Change `name` in stoker.yaml, or `namespace` of the target.",
         )
@@ -154,12 +158,12 @@ def _wait_until_gone(cluster: Cluster, workload: dict[str, Any], *, longest_s: f
             name = workload["metadata"]["name"]
             raise AnswerLost(
                 f"the cluster must remove {workload['kind']} {name} within {longest_s:g} s",
-                got=Plain("it is still there"),
+                got=Plain("it still exists"),
                 fix=f"See `kubectl describe {workload['kind'].lower()} {name}`, and repeat the command.",
             )
-        time.sleep(POLL_S)  # a few requests for a whole removal: a watch would cost more
+        time.sleep(POLL_S)  # a removal needs only a few requests; a watch would cost more
 
 
 def _typed(found: dict[str, Any], manifest: dict[str, Any]) -> dict[str, Any]:
-    """Return an object with its type, which lists omit."""
+    """Return an object with its `apiVersion` and `kind`, which answers may omit."""
     return {"apiVersion": manifest["apiVersion"], "kind": manifest["kind"]} | found

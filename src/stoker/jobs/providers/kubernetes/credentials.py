@@ -1,4 +1,4 @@
-"""The official client with the credentials of a kubeconfig, or of the pod that submits. Its import takes a second."""
+"""Opens the official client with the credentials of a kubeconfig, or of the pod that submits a job."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ def open_client(kubeconfig: Path | None, context: str | None) -> tuple[Any, str 
     """Return the client and the namespace of the context.
 
     Args:
-        kubeconfig: File of the credentials; None: the default.
-        context: One of its contexts; None: the current one.
+        kubeconfig: File with the credentials; None: the default file.
+        context: A context in that file; None: the current context.
 
     Raises:
         ConfigError: credentials are missing, or the client is not installed.
@@ -30,7 +30,7 @@ def open_client(kubeconfig: Path | None, context: str | None) -> tuple[Any, str 
             got=Plain(f"no module {error.name}"),
             fix='Install it: pip install "stoker[kubernetes]".',
         ) from None
-    kube: Any = config  # its functions have no types
+    kube: Any = config  # the module's functions have no type annotations
     settings = client.Configuration()
     namespace = None
     try:
@@ -49,7 +49,7 @@ def open_client(kubeconfig: Path | None, context: str | None) -> tuple[Any, str 
             got=Plain(str(error).strip() or type(error).__name__),
             fix="Set `kubeconfig` and `context` of the target, or KUBECONFIG; `kubectl config view` shows it.",
         ) from None
-    settings.retries = urllib3.Retry(0, redirect=3)  # repeated here with the same name
+    settings.retries = urllib3.Retry(0, redirect=3)  # client.py repeats requests itself
     return client.ApiClient(settings), namespace
 
 

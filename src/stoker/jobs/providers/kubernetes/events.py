@@ -1,4 +1,4 @@
-"""Events of a job and its pods, in order."""
+"""Reads the events of a job and its pods, in their order."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ def events_of(listed: Iterable[dict[str, Any]], name: str) -> list[dict[str, Any
     """Return the events of a job's objects, oldest first.
 
     Args:
-        listed: Events of the namespace.
-        name: Of the job's objects; objects that the cluster creates for them begin with it.
+        listed: All events of the namespace.
+        name: Name of the job's objects; the names of objects that the cluster creates for them begin with it.
     """
     found = []
     for event in listed:
@@ -37,7 +37,7 @@ def job_event(event: dict[str, Any]) -> JobEvent:
 
 
 def _version(event: dict[str, Any]) -> int:
-    """Return a number that grows with each change in the cluster: times of events are in whole seconds."""
+    """Return a number that grows with each change in the cluster; times of events have only whole seconds."""
     text = str(event["metadata"].get("resourceVersion", ""))
     return int(text) if text.isdecimal() else 0
 

@@ -1,4 +1,4 @@
-"""The final state of a job, in its folder, for when the cluster has forgotten the job."""
+"""Keeps the final state of a job in its folder, because the cluster removes the job after some time."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.kubernetes.state import STOP
 
 ENDED = "ended.json"
-"""File in the job's folder: how the job ended; the cluster forgets a job after `keep_s`."""
+"""File in the job's folder with the job's final state; the cluster removes a job `keep_s` seconds after its end."""
 
 
 def keep(place: Path, state: JobState) -> None:
-    """Write how a job ended into its folder, if that is writable."""
+    """Write the final state of a job into its folder, if the folder is writable."""
     if (place / ENDED).exists():
         return
     try:
         write_json(place / ENDED, asdict(state))
-    except (UserError, OSError):  # another user's folder
+    except (UserError, OSError):  # the folder belongs to another user
         return
 
 
 def forgotten(job_id: str, place: Path) -> JobState:
-    """Return the state of a job that the cluster does not know."""
+    """Return the state of a job that the cluster does not know, from the job's folder."""
     submitted = read_submitted(place)
     scheduler_id = submitted.scheduler_id if submitted else ""
     if (place / STOP).exists():

@@ -11,13 +11,13 @@ from stoker.jobs.job import ID_DIGITS, Job
 
 MANAGED = "app.kubernetes.io/managed-by"
 MANAGER = "stoker"
-"""Label and value of all objects of Stoker's jobs."""
+"""Label, with its value, of all objects of Stoker's jobs."""
 
 NAME = "stoker/job"
-"""Label of an object and its pods: the name of the job's objects."""
+"""Label of all objects and pods of a job: the name of the job's objects."""
 
 USER = "stoker/user"
-"""Label: the login name of the person who submitted it."""
+"""Label: the login name of the user who submitted the job."""
 
 ID = "stoker/job-id"
 """Annotation: the job's ID. An object with the same name and another ID belongs to another job."""
@@ -29,34 +29,36 @@ WORKERS = "stoker/workers"
 """Annotation: number of workers."""
 
 SUBMITTED = "stoker/submitted"
-"""Annotation: when it was submitted, seconds since the epoch."""
+"""Annotation: when the job was submitted, seconds since the epoch."""
 
 QUEUE = "kueue.x-k8s.io/queue-name"
-"""Label of Kueue: the LocalQueue of a job."""
+"""Label that Kueue reads: the LocalQueue of a job."""
 
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 EQUAL_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"
-"""Annotations for Kueue: the fewest pods with which it may admit a Job, and that `completions` follows.
+"""Annotations that Kueue reads. The first is the minimum number of pods with which it may admit a Job. The second
+makes it reduce `completions` to the admitted number.
 Source: Kueue, site/content/en/docs/reference/labels-and-annotations.md."""
 
 REPLICATED = "worker"
-"""Name of a JobSet's only group of pods, and of a TFJob's replicas in lower case."""
+"""Name of a JobSet's only group of pods; also the name of a TFJob's replicas, in lower case."""
 
 CONTAINER = "tensorflow"
-"""Name of the pods' container: TFJob's operator requires this one."""
+"""Name of the container in the pods; TFJob's operator requires this name."""
 
 FIRST_PORT = 2222
-"""Port of worker 0; worker N has this port plus N. TensorFlow's server binds all addresses of a machine, so
-with the host's network two workers on one node need two ports."""
+"""Port of worker 0; worker N has this port plus N. TensorFlow's server binds all addresses of a machine, so if pods
+use the host's network, two workers on the same node need different ports."""
 
 _READABLE_CHARS = 30
-"""Longest name: it leaves room for `-worker-0-9999`, since a pod's host name has at most 63 characters."""
+"""Maximum length of a name: it leaves room for `-worker-0-9999`, because a pod's host name has at most 63
+characters."""
 
 _LABEL_CHARS = 63
 
 
 def object_name(job_id: str) -> str:
-    """Return the name of a job's objects: a DNS label that begins with a letter, with the whole hash of its ID."""
+    """Return the name of a job's objects: a DNS label that ends with the whole hash of the job's ID."""
     readable = re.sub(r"[^a-z0-9]+", "-", job_id[: -ID_DIGITS - 1].lower())[:_READABLE_CHARS]
     readable = readable.strip("-") or "job"
     if not readable[0].isalpha():
@@ -68,7 +70,7 @@ def user_label() -> str:
     """Return the value of the label of this process's user."""
     try:
         name = getpass.getuser()
-    except (KeyError, OSError):  # a user without an entry in /etc/passwd
+    except (KeyError, OSError):  # the user has no entry in /etc/passwd
         name = "unknown"
     return re.sub(r"[^A-Za-z0-9._-]", "-", name)[:_LABEL_CHARS].strip("._-") or "unknown"
 
@@ -87,7 +89,7 @@ def pod_hosts(job: Job, kind: str) -> list[str]:
     """Return the host name of each pod in the cluster's own DNS, by rank."""
     name = object_name(job.id)
     stem = {"job": name, "jobset": f"{name}-{REPLICATED}-0", "tfjob": f"{name}-{REPLICATED}"}[kind]
-    if kind == "tfjob":  # the operator creates a Service for each pod
+    if kind == "tfjob":  # TFJob's operator creates a Service for each pod
         return [f"{stem}-{rank}" for rank in range(job.resources.workers)]
     return [f"{stem}-{rank}.{name}" for rank in range(job.resources.workers)]
 

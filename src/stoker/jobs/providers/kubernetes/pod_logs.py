@@ -1,7 +1,8 @@
-"""The logs of a job's pods from the API, for a machine that does not see the folder of runs.
+"""Reads the logs of a job's pods from the API, for a machine without access to the folder of runs.
 
-Each pod's log is read by a thread. A connection that breaks is opened again from the time of the last line; pods
-that come later are found by a watch, and if that breaks or is too old, by a new list.
+A thread reads the log of each pod. If its connection breaks, the log is requested again from the time of the last
+line. A watch finds pods that are created later. If the watch breaks, or its version is too old, the pods are listed
+again.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from stoker.jobs.providers.kubernetes.reasons import rank_of
 from stoker.jobs.providers.kubernetes.watch import AGAIN_S, watch
 
 LOOK_S = 0.5
-"""How long the reader waits for a line before it checks whether the job is over, seconds."""
+"""Time without a new line after which the reader checks whether the job is over, seconds."""
 
 QUIET_S = 60.0
-"""A log in which nothing has come for so long is opened again, seconds: its connection may hang."""
+"""Time without a new line after which a log is opened again, seconds: its connection may hang."""
 
 _PRINTED = ("Running", "Succeeded", "Failed")
 """Phases of a pod in which it has a log."""
@@ -39,9 +40,9 @@ def log_lines(
 
     Args:
         cluster: The cluster.
-        selector: Of the job's pods.
-        worker: Rank of one worker; None: all, with `[worker N] ` before each line.
-        until: Follow until this returns True; None: only the current lines.
+        selector: Selector of the job's pods.
+        worker: Rank of a worker; None: all workers, with `[worker N] ` before each line.
+        until: Follow the logs until this function returns True; None: only the current lines.
     """
     if until is not None:
         yield from _Follower(cluster, selector, worker).lines(until)
@@ -57,22 +58,22 @@ def _printed(cluster: Cluster, pod: dict[str, Any]) -> Iterator[str]:
     yield from _printed_before(cluster, pod)
     try:
         yield from cluster.stream(path, container=CONTAINER, timestamps="true")
-    except NotFound:  # the pod is gone meanwhile
+    except NotFound:  # the pod was removed in the meantime
         return
 
 
 def _printed_before(cluster: Cluster, pod: dict[str, Any]) -> Iterator[str]:
-    """Yield what the container printed before it was restarted in its pod: the cluster keeps its previous start."""
+    """Yield the log of the container's previous start, if the container was restarted inside its pod."""
     statuses = (pod.get("status") or {}).get("containerStatuses") or []
     if not any(each.get("restartCount") for each in statuses):
         return
     path = f"{cluster.path('v1', 'pods', pod['metadata']['name'])}/log"
-    with contextlib.suppress(UserError):  # the node has removed it
+    with contextlib.suppress(UserError):  # the node has removed that log
         yield from cluster.stream(path, container=CONTAINER, timestamps="true", previous="true")
 
 
 class _Follower:
-    """Follows all pods of a job."""
+    """Follows the logs of all pods of a job."""
 
     def __init__(self, cluster: Cluster, selector: str, worker: int | None) -> None:
         self._cluster, self._selector, self._worker = cluster, selector, worker
@@ -82,7 +83,7 @@ class _Follower:
         self._silent_s: float | None = None
 
     def lines(self, until: Callable[[], bool]) -> Iterator[str]:
-        """Yield lines as they come."""
+        """Yield the lines of all pods in the order in which they arrive."""
         finder = threading.Thread(target=self._find_pods, name="pods of the job", daemon=True)
         finder.start()
         try:
@@ -97,7 +98,7 @@ class _Follower:
                     yield line
         finally:
             self._over.set()
-        # The logs contain everything that the pods printed before the end: the readers then end by themselves.
+        # When the job is over, the readers read the rest of the logs, and then end by themselves.
         for reader in list(self._readers.values()):
             reader.join(timeout=10 * AGAIN_S)
         while not self._lines.empty():
@@ -107,7 +108,7 @@ class _Follower:
     def _is_over(self, until: Callable[[], bool]) -> bool:
         try:
             over = until()
-        except AnswerLost as error:  # the server restarts: the next look may succeed
+        except AnswerLost as error:  # the server restarts: the next check may succeed
             now_s = time.monotonic()
             if self._silent_s is None:
                 self._silent_s = now_s
@@ -141,7 +142,7 @@ class _Follower:
         reader.start()
 
     def _read(self, pod: dict[str, Any]) -> None:
-        """Yield the log of a pod until the pod has ended, across broken connections."""
+        """Pass on the log of a pod until the pod has ended; a broken connection is opened again."""
         prefix, last = _prefix(pod, self._worker), _Last()
         path = f"{self._cluster.path('v1', 'pods', pod['metadata']['name'])}/log"
         for line in last.new(_printed_before(self._cluster, pod)):
@@ -158,7 +159,7 @@ class _Follower:
             except UserError:  # the connection broke, or the server restarts
                 if self._over.is_set():
                     return
-            time.sleep(AGAIN_S)  # more requests do not help a server that restarts
+            time.sleep(AGAIN_S)  # more frequent requests would not help a server that restarts
 
     def _has_ended(self, pod: dict[str, Any]) -> bool:
         path = self._cluster.path("v1", "pods", pod["metadata"]["name"])
@@ -171,18 +172,18 @@ class _Follower:
 
 
 class _Last:
-    """The time of the last line that was yielded, and how many lines had it."""
+    """The time of the last line that was passed on, and how many lines had this time."""
 
     def __init__(self) -> None:
         self._at, self._count = "", 0
 
     @property
     def query(self) -> dict[str, str]:
-        """Time from which to read the log: whole seconds, so some lines come again."""
+        """Query with the time from which to read the log. It has whole seconds, so some lines come again."""
         return {"sinceTime": f"{self._at[:19]}Z"} if self._at else {}
 
     def new(self, lines: Iterator[str]) -> Iterator[str]:
-        """Yield the lines that were not yielded before."""
+        """Yield only the lines that were not yielded before."""
         known_at, known, seen = self._at, self._count, 0
         for line in lines:
             at = line.partition(" ")[0]
@@ -198,7 +199,7 @@ class _Last:
 
 
 def _nanoseconds(at: str) -> str:
-    """Normalize a time of RFC 3339 in UTC so that texts compare as times: fractions may end in any digit."""
+    """Write an RFC 3339 time in UTC with nine decimals, so that strings compare in the order of the times."""
     whole, _, fraction = at.rstrip("Z").partition(".")
     return f"{whole}.{fraction:0<9}"
 

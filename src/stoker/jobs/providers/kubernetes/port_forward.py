@@ -1,8 +1,9 @@
-"""A connection to a port of a pod, through the cluster's API.
+"""Connects to a port of a pod through the cluster's API.
 
-The official client opens the WebSocket. Its own relay (`stream.portforward`) replaces a method of the client that other
-threads use meanwhile, and leaves its WebSocket open, so the frames are read here: of two channels, each of which begins
-with the port, the first has the data and the second what went wrong.
+The official client opens the WebSocket. Its own relay (`stream.portforward`) is not used: it replaces a method of the
+client that other threads may be using, and leaves its WebSocket open. So this module reads the frames itself. There
+are two channels; the first carries the data, the second error messages. Each channel begins with the number of the
+port.
 Source: kubernetes.io, `v4.channel.k8s.io` of `pods/portforward`.
 """
 
@@ -19,15 +20,15 @@ from stoker.jobs.providers.kubernetes.client import Cluster
 from stoker.jobs.providers.kubernetes.problems import problem
 
 DATA, ERROR = 0, 1
-"""Numbers of the channels of the only port."""
+"""Numbers of the two channels."""
 
 PORT_BYTES = 2
-"""Bytes of the port at the beginning of each channel."""
+"""Number of bytes at the beginning of each channel, which hold the port."""
 
 PROTOCOL = "v4.channel.k8s.io"
 
 OPEN_S = 30.0
-"""Longest wait for a connection, seconds."""
+"""Maximum wait for a connection, seconds."""
 
 _RULE = "the cluster's API must forward ports of pods"
 _PROXY = "A proxy before it may not let WebSockets through."
@@ -42,7 +43,7 @@ def connect(cluster: Cluster, pod: str, port: int) -> PodWire:
     import websocket
     from kubernetes.stream import ws_client
 
-    client: Any = ws_client  # its functions have no types
+    client: Any = ws_client  # the module's functions have no type annotations
     path = f"{cluster.path('v1', 'pods', pod)}/portforward"
     settings, url, headers = cluster.request_of(path, ports=str(port))
     headers |= {"sec-websocket-protocol": PROTOCOL}
@@ -55,7 +56,7 @@ def connect(cluster: Cluster, pod: str, port: int) -> PodWire:
         except Exception as error:  # noqa: BLE001 - raised again in the thread that waits
             opened.set_exception(error)
 
-    # The client takes no limit of time; a proxy may let the request through and no answer.
+    # The client has no time limit of its own, and a proxy may pass on the request but no answer.
     threading.Thread(target=open_socket, daemon=True).start()
     try:
         made = opened.result(OPEN_S)
@@ -72,20 +73,20 @@ def connect(cluster: Cluster, pod: str, port: int) -> PodWire:
 
 
 class PodWire:
-    """One connection to a port, as a `Wire`; this protocol cannot end one direction alone."""
+    """A connection to a port, as a `Wire`; the protocol can close only both directions together."""
 
     def __init__(self, made: Any, name: str) -> None:
         """Take over a WebSocket.
 
         Args:
             made: The WebSocket.
-            name: Of pod and port, for messages.
+            name: Name of pod and port, for messages.
         """
         self._socket, self._name = made, name
         self._begun: set[int] = set()
 
     def recv(self, _: int, /) -> bytes:
-        """Return the data of the next frame that has any; nothing after the end."""
+        """Return the data of the next frame with data; no bytes after the end."""
         import websocket
 
         while True:
@@ -121,14 +122,14 @@ class PodWire:
             raise ConnectionError(str(error)) from None
 
     def shutdown(self, _: int, /) -> None:
-        """Close the connection; data that has not arrived yet is lost."""
+        """Close the connection in both directions; data that has not arrived yet is lost."""
         import websocket
 
         with contextlib.suppress(websocket.WebSocketException, OSError):
             self._socket.send_close()
         with contextlib.suppress(websocket.WebSocketException, OSError):
-            self._socket.abort()  # wakes up `recv`
+            self._socket.abort()  # makes a waiting `recv` return
 
     def close(self) -> None:
-        """Close its socket."""
+        """Close the socket of the connection."""
         self._socket.shutdown()

@@ -53,7 +53,7 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "no PriorityClass with name",
-        "priority_class must be one of the cluster's",
+        "priority_class must exist in the cluster",
         "List them: kubectl get priorityclasses.",
     ),
     (
@@ -67,11 +67,11 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
         "Request less; see `kubectl describe limitrange`.",
     ),
 )
-"""Part of a message -> rule and remedy."""
+"""Pairs of a part of a message, and the rule and remedy for the user."""
 
 
 def message_problem(message: str) -> tuple[str, str] | None:
-    """Return rule and remedy for a message of the API or of an event; None: it is not a known one."""
+    """Return rule and remedy for a message of the API or of an event; None if the message is not known."""
     for part, rule, fix in _MESSAGES:
         if part in message:
             return rule, fix
@@ -83,9 +83,9 @@ def problem(status: int, body: str, *, what: str, namespace: str) -> UserError:
 
     Args:
         status: HTTP status.
-        body: Of the answer.
+        body: Body of the answer.
         what: The request, e.g. `create Job trip-1234`.
-        namespace: Of the target.
+        namespace: Namespace of the target.
     """
     said = _message(body) or f"HTTP {status}"
     if status == NOT_FOUND:
@@ -117,7 +117,7 @@ _STATUS = {
 def _not_found(said: str, what: str, namespace: str) -> UserError:
     if said.startswith("namespaces "):
         return ConfigError(
-            "namespace must be one of the cluster's",
+            "namespace must exist in the cluster",
             got=namespace,
             fix="Set `namespace` of the target, or create it: kubectl create namespace "
             f"{namespace}.",
@@ -126,7 +126,7 @@ def _not_found(said: str, what: str, namespace: str) -> UserError:
 
 
 def _message(body: str) -> str:
-    """Return the message of a `Status`, or the beginning of a proxy's answer."""
+    """Return the message of a `Status` object, or, if a proxy has answered, the beginning of its answer."""
     try:
         value: Any = json.loads(body)
     except ValueError:

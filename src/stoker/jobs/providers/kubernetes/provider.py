@@ -50,20 +50,20 @@ from stoker.jobs.providers.kubernetes.state import STOP, Seen, known_state
 from stoker.jobs.recent import RecentStates
 
 STOP_MARGIN_S = 90.0
-"""How much longer than the workers' grace `stop` waits for the end, seconds."""
+"""`stop` waits for the workers' grace period plus this time, seconds."""
 
 _recent = RecentStates()
 
 
 class KubernetesProvider:
-    """One namespace of a cluster."""
+    """Runs jobs in a namespace of a Kubernetes cluster."""
 
     def __init__(self, name: str, settings: KubernetesTarget) -> None:
-        """Send no request yet.
+        """Create the provider; no request is sent.
 
         Args:
-            name: Of the target.
-            settings: Its settings.
+            name: Name of the target.
+            settings: Settings of the target.
         """
         self.name = name
         self.settings = settings
@@ -80,7 +80,7 @@ class KubernetesProvider:
         return choose_kind(self._cluster, self.settings.kind)
 
     def validate(self, job: Job) -> None:
-        """Refuse what the cluster does not know or allow; it checks the job's object itself, without keeping it."""
+        """Refuse a job that the cluster does not support or allow; a dry run lets the cluster check the manifest."""
         require_supported(job, self.settings)
         kind = self._kind
         if self.settings.queue:
@@ -89,7 +89,7 @@ class KubernetesProvider:
         workload = self._manifests(job, b"").workload
         try:
             self._cluster.create(self._cluster.path_of(workload), workload, dry_run=True)
-        except Conflict:  # an earlier submission
+        except Conflict:  # the object exists from an earlier submission
             return
 
     def describe(self, job: Job, code: bytes) -> str:
@@ -121,13 +121,13 @@ class KubernetesProvider:
         return scheduler_id
 
     def state(self, job_id: str) -> JobState:
-        """Return what the cluster knows, and what the job's folder keeps after it has forgotten the job."""
+        """Return the state that the cluster reports, or, after the cluster has removed the job, the job's folder."""
         return _recent.state(job_id, self._state)
 
     def jobs(self) -> Sequence[JobState]:
-        """Return the user's jobs in the namespace, and those whose folders are known here, newest first.
+        """Return the user's jobs in the namespace, and the jobs whose folders are known here, newest first.
 
-        For a job that the cluster has forgotten, its folder says how it ended.
+        For a job that the cluster has removed, the state is read from the job's folder.
         """
         known = places()
         kinds = {self._kind_of(place) for place in known.values()} | {self._kind}
@@ -140,7 +140,7 @@ class KubernetesProvider:
             path = self._cluster.path(VERSIONS[kind], PLURALS[kind])
             try:
                 listed = self._cluster.all(path, labelSelector=chosen)
-            except NotFound:  # the cluster no longer knows this kind
+            except NotFound:  # the cluster does not know this kind of object
                 continue
             for each in listed:
                 workload = {"apiVersion": VERSIONS[kind], "kind": KINDS[kind]} | each
@@ -156,7 +156,7 @@ class KubernetesProvider:
         return sorted(found, key=lambda each: each.submitted_s or 0.0, reverse=True)
 
     def stop(self, job_id: str) -> None:
-        """Delete the job's objects, and wait: its pods save within their grace."""
+        """Delete the job's objects, and wait until they are gone; pods save within their grace period."""
         place = find_place(job_id)
         seen = self._seen(job_id, place)
         if seen is None or seen.phase is not None:
@@ -165,7 +165,7 @@ class KubernetesProvider:
             (place / STOP).touch()
         except PermissionError:
             raise UserError(
-                f"job {job_id} must be your own to be stopped", fix="Ask its owner to stop it."
+                f"only the owner of job {job_id} can stop it", fix="Ask the owner to stop it."
             ) from None
         try:
             longest_s = self.settings.grace_s + STOP_MARGIN_S
@@ -174,11 +174,11 @@ class KubernetesProvider:
             _recent.forget(job_id)
 
     def events(self, job_id: str) -> Sequence[JobEvent]:
-        """Return the events of the job and its pods, oldest first; the cluster keeps an hour by default."""
+        """Return the events of the job and its pods, oldest first; a cluster keeps events for an hour by default."""
         return [job_event(event) for event in self._events(job_id)]
 
     def log_lines(self, job_id: str, *, worker: int | None, follow: bool) -> Iterator[str]:
-        """Yield what the existing pods have printed; with `follow` until the job is over."""
+        """Yield the lines that the existing pods have printed; with `follow`, until the job is over."""
 
         def is_over() -> bool:
             return self.state(job_id).phase.is_over
@@ -213,7 +213,7 @@ class KubernetesProvider:
         )
 
     def _kind_of(self, place: Path) -> str:
-        """Return the kind of object that a job was submitted as: the target's settings may have changed since."""
+        """Return the kind of object of a submitted job; the target's setting may have changed since then."""
         submitted = read_submitted(place)
         kind = submitted.scheduler_id.partition("/")[0] if submitted is not None else ""
         is_own = submitted is not None and submitted.target == self.name
@@ -247,7 +247,7 @@ class KubernetesProvider:
         return Seen(kind=kind, workload=workload, pods=pods, events=events, queued=queued)
 
     def _queued(self, workload: dict[str, Any]) -> dict[str, Any] | None:
-        """Return Kueue's workload of a job; None if it has none, or the user may not see it."""
+        """Return Kueue's workload of a job; None if there is none, or the user may not read it."""
         uid = workload["metadata"]["uid"]
         try:
             version = self._cluster.get(f"/apis/{KUEUE}")["preferredVersion"]["groupVersion"]

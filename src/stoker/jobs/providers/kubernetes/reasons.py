@@ -1,4 +1,4 @@
-"""Why a job waits, restarts or has failed, from its pods, events and Kueue's workload: in the user's terms, with the remedy."""
+"""Explains why a job waits, restarts or has failed, from its pods, its events and Kueue's workload."""
 
 from __future__ import annotations
 
@@ -25,7 +25,8 @@ _WAITING = {
     "RunContainerError": "its container cannot be started; see python and image of the target",
     "CrashLoopBackOff": "starts and ends again and again; `stoker logs` shows why",
 }
-"""Why a container does not run -> what it means. Source: Kubernetes, pkg/kubelet (container and images)."""
+"""Kubernetes's reason why a container does not run -> explanation for the user. Source: Kubernetes, pkg/kubelet
+(container and images)."""
 
 _UNSCHEDULABLE = (
     (
@@ -46,7 +47,7 @@ _UNSCHEDULABLE = (
         "no node has the labels of node_selector; correct it: kubectl get nodes --show-labels",
     ),
 )
-"""Part of the scheduler's message -> what it means."""
+"""Part of the scheduler's message -> explanation for the user."""
 
 _DISRUPTED = {
     "PreemptionByScheduler": "was preempted by a pod of higher priority; it continues when a node is free",
@@ -56,7 +57,7 @@ _DISRUPTED = {
     "DeletionByPodGC": "lost its node; it continues on another one",
     "TerminationByKubelet": "was evicted by its node; it continues when a node has room",
 }
-"""Reason of the condition DisruptionTarget -> what it means. Source: Kubernetes, "Disruptions"."""
+"""Reason of the condition DisruptionTarget -> explanation for the user. Source: Kubernetes, "Disruptions"."""
 
 _EVICTED = (
     (
@@ -67,20 +68,22 @@ _EVICTED = (
     ("EmptyDir", "it used more of /dev/shm than allowed; raise shm_gib of the target"),
     ("memory", "the node ran out of memory; raise memory_gib of the target to what it really uses"),
 )
-"""Part of the kubelet's message -> what it means. Our /tmp has no limit of its own: /dev/shm is the only emptyDir that has.
+"""Part of the kubelet's message about an eviction -> explanation for the user. Of the pod's emptyDir volumes, only
+/dev/shm has a limit.
 
-Source: Kubernetes, pkg/kubelet/eviction/helpers.go. An eviction because of a limit of the pod's own is not a disruption: it
-counts as a failure.
+Source: Kubernetes, pkg/kubelet/eviction/helpers.go. An eviction because the pod exceeds its own limit is not a
+disruption, but a failure.
 """
 
 _REFUSED = ("FailedCreate", "JobCreationFailed", "HeadlessServiceCreationFailed")
-"""Reasons of events: the cluster refuses what a controller makes of a job. Source: Kubernetes; JobSet, pkg/constants."""
+"""Reasons of events: the cluster rejects the objects that a controller creates for a job. Source: Kubernetes; JobSet,
+pkg/constants."""
 
 OOM = "used more memory than its limit {limit}; raise memory_gib of the target, or shm_gib if /dev/shm is full"
 
 
 def rank_of(pod: Object) -> str:
-    """Return the rank of a pod, as text; its name if it has none."""
+    """Return the rank of a pod, as text; the pod's name if it has no rank."""
     meta = pod["metadata"]
     named = {**(meta.get("annotations") or {}), **(meta.get("labels") or {})}
     for name in ("batch.kubernetes.io/job-completion-index", "training.kubeflow.org/replica-index"):
@@ -98,7 +101,7 @@ def waiting_reason(pods: Iterable[Object]) -> str:
 
 
 def failure_reason(pods: Iterable[Object]) -> str:
-    """Return why a pod failed: the most specific reason, and of equal ones the first; empty if none did."""
+    """Return why a pod failed: the most specific reason, of equally specific ones the first; else empty."""
     found: list[tuple[int, str, str]] = []
     for pod in pods:
         if weighed := _failure(pod):
@@ -108,7 +111,7 @@ def failure_reason(pods: Iterable[Object]) -> str:
 
 
 def disruption_reason(pods: Iterable[Object]) -> str:
-    """Return why a pod was removed; empty if none was."""
+    """Return why a pod was removed; empty if no pod was removed."""
     for pod in pods:
         if said := _disruption(pod):
             return f"worker {rank_of(pod)} {said}"
@@ -116,7 +119,7 @@ def disruption_reason(pods: Iterable[Object]) -> str:
 
 
 def event_reason(events: Sequence[Object]) -> str:
-    """Return why the cluster does not create pods, or restarts them, from the newest event that says so."""
+    """Return why the cluster cannot create pods, or has restarted them: the newest event with a reason."""
     for event in reversed(events):
         reason, message = str(event.get("reason", "")), str(event.get("message", ""))
         if reason in _REFUSED:
@@ -136,7 +139,7 @@ def kueue_reason(workload: Object | None) -> str:
     """Return why Kueue has not admitted a job.
 
     Args:
-        workload: Kueue's own object of the job; None: none exists, or the user may not see it.
+        workload: Kueue's Workload object of the job; None if there is none, or the user may not read it.
     """
     if workload is None:
         return "waits for Kueue, which has not looked at it yet"
@@ -176,7 +179,7 @@ def _scheduler_waits(pod: Object) -> str:
     message = str(condition.get("message", ""))
     if condition.get("reason") == "SchedulingGated":
         return "waits for its queue"
-    # Nodes may be unfit for different reasons: the user may be able to change each of them.
+    # Name all reasons: nodes may be unsuitable for different reasons, and the user may be able to remove any of them.
     found = [words for part, words in _UNSCHEDULABLE if part in message] or ["no node fits"]
     return f"{'; or '.join(found).format(resource=_resource(message))} ({_short(message)})"
 
@@ -184,7 +187,7 @@ def _scheduler_waits(pod: Object) -> str:
 def _failure(pod: Object) -> tuple[int, str] | None:
     """Return how specific the failure reason of a pod is, and the reason."""
     status = pod.get("status") or {}
-    if status.get("reason") == "Evicted":  # the container has only the exit code of its kill
+    if status.get("reason") == "Evicted":  # the container itself shows only that it was killed
         return 4, _disruption(pod)
     for each in _statuses(pod):
         ended = (each.get("state") or {}).get("terminated") or {}
@@ -200,7 +203,7 @@ def _failure(pod: Object) -> tuple[int, str] | None:
 
 
 def _ended_at(pod: Object) -> str:
-    """Return when a pod's container ended, as a text that compares like a time."""
+    """Return when a pod's container ended, as a string that sorts by time."""
     ends = [(each.get("state") or {}).get("terminated") or {} for each in _statuses(pod)]
     return max((str(each.get("finishedAt", "")) for each in ends), default="")
 
@@ -254,7 +257,7 @@ def _memory_limit(pod: Object) -> str:
 
 
 def _resource(message: str) -> str:
-    """Return the resource that is too scarce, e.g. `nvidia.com/gpu` in `2 Insufficient nvidia.com/gpu`."""
+    """Return the resource that is missing, e.g. `nvidia.com/gpu` from `2 Insufficient nvidia.com/gpu`."""
     rest = message.partition("Insufficient ")[2]
     return rest.partition(",")[0].split(" ")[0].rstrip(".")
 

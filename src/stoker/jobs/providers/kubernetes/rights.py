@@ -1,4 +1,4 @@
-"""Checks, before a submission, the user's rights and what the cluster must have installed."""
+"""Checks, before a submission, the user's rights, and whether the cluster has the required extensions."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _REVIEWS = "/apis/authorization.k8s.io/v1/selfsubjectaccessreviews"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Right:
-    """One action that needs a right."""
+    """A right: to apply a verb to a kind of objects."""
 
     verb: str
     resource: str
@@ -39,16 +39,16 @@ class Right:
 
 
 def require_supported(job: Job, target: KubernetesTarget) -> None:
-    """Refuse what no cluster can run with this target; sends no request.
+    """Refuse a job that no cluster could run with this target; sends no request.
 
     Raises:
-        ConfigError: a setting is not possible; it is named.
+        ConfigError: a setting is not possible; the message names it.
     """
     if job.after:
         raise ConfigError(
-            "a job on Kubernetes waits for no other one",
+            "a job on Kubernetes cannot wait for another job",
             got=Plain(f"--after {' --after '.join(job.after)}"),
-            fix="Submit it when they are done.",
+            fix="Submit it when the other jobs are done.",
         )
     if not any(job.runs.is_relative_to(each.path) for each in target.volumes if not each.read_only):
         paths = ", ".join(str(each.path) for each in target.volumes) or "none"
@@ -97,7 +97,7 @@ def require_rights(cluster: Cluster, rights: list[Right]) -> None:
     """Ask the cluster whether the user has rights in the namespace.
 
     Raises:
-        ConfigError: a right is missing; each is named.
+        ConfigError: rights are missing; the message names them all.
     """
     missing = [str(right) for right in rights if not _is_allowed(cluster, right)]
     if missing:
@@ -112,7 +112,7 @@ def choose_kind(cluster: Cluster, wanted: Kind | None) -> Kind:
     """Return the kind of object for jobs on this cluster.
 
     Raises:
-        ConfigError: the cluster does not know the wanted kind.
+        ConfigError: the cluster does not know the kind that the target sets.
     """
     if wanted is None:
         return "jobset" if _knows(cluster, VERSIONS["jobset"], PLURALS["jobset"]) else "job"
@@ -150,7 +150,7 @@ def require_queue(cluster: Cluster, queue: str) -> None:
         ) from None
     except UserError as error:
         if "rights" not in error.rule:
-            raise  # a user who may not look may still submit
+            raise  # a user without the right to read queues may still submit
 
 
 def _knows(cluster: Cluster, version: str, plural: str) -> bool:

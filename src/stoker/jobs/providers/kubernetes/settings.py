@@ -16,19 +16,20 @@ Kind = Literal["job", "jobset", "tfjob"]
 """The kind of object for a job: an Indexed Job, a JobSet, or a TFJob of the training operator."""
 
 MAX_RESTARTS = 1000
-"""A larger number of restarts is certainly a typing error."""
+"""Maximum of `max_restarts`; a larger number is certainly a typo."""
 
 LONGEST_GRACE_S = 86400
-"""A longer grace is certainly a typing error."""
+"""Maximum of `grace_s`; a longer time is certainly a typo."""
 
 MIN, MAX = 0.001, 1_000_000
-"""Least and largest amount of cores and GiB: less is rounded to 0, which means no limit."""
+"""Minimum and maximum of numbers of cores and of GiB. Less than the minimum would be rounded to 0, which means no
+limit."""
 
 LONGEST_S = 366 * 86400
-"""A longer time is a typing error."""
+"""Maximum of `start_s` and `keep_s`; a longer time is certainly a typo."""
 
 MAX_ID = 2**31 - 1
-"""Largest number of a user or a group."""
+"""Maximum number of a user or a group."""
 
 _RANGES = {
     **dict.fromkeys(("cpus", "memory_gib", "shm_gib", "ephemeral_gib"), (MIN, MAX, "")),
@@ -39,10 +40,10 @@ _RANGES = {
     "run_as_user": (0, MAX_ID, ""),
     "fs_group": (0, MAX_ID, ""),
 }
-"""Setting -> least and largest value, and its unit."""
+"""Setting -> minimum, maximum and unit."""
 
 OWN_PATHS = (Path("/tmp"), Path("/dev/shm"), Path("/stoker/code"))  # noqa: S108 - the pod's own volumes
-"""Where a pod has volumes of its own."""
+"""Paths in a pod where Stoker itself mounts volumes."""
 
 _LABEL = re.compile(r"[a-z0-9]([-a-z0-9]*[a-z0-9])?")
 _SUBDOMAIN = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?")
@@ -50,7 +51,7 @@ _KEY = re.compile(
     r"([a-z0-9]([-a-z0-9.]*[a-z0-9])?/)?[A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 )
 _VALUE = re.compile(r"([A-Za-z0-9]([-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?)?")
-"""Key and value of a label. Source: Kubernetes, "Labels and Selectors"."""
+"""Match the key and the value of a label. Source: Kubernetes, "Labels and Selectors"."""
 
 _LOGIN = re.compile(r"//[^/]*@(?=[^/])")
 _SECRET = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
@@ -58,19 +59,19 @@ _SECRET = re.compile(r"[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[-._a-zA-Z0-9]+")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Volume:
-    """A PersistentVolumeClaim that all pods mount; several pods write to that of the runs (ReadWriteMany)."""
+    """A PersistentVolumeClaim that all pods mount. The one with the folder of runs must be ReadWriteMany."""
 
     claim: str
     """Name of the claim, in the namespace."""
 
     path: Path
-    """Absolute path in the pods."""
+    """Absolute path at which pods mount the volume."""
 
     sub_path: str = ""
-    """Folder of the volume to mount; empty: the whole volume."""
+    """Folder on the volume to mount; empty: the whole volume."""
 
     read_only: bool = False
-    """Whether pods may not write to it."""
+    """Whether the volume is read-only in the pods."""
 
     def __post_init__(self) -> None:
         _require_name(self.claim, "claim", _SUBDOMAIN)
@@ -84,7 +85,7 @@ class Volume:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Toleration:
-    """A taint of nodes that the pods accept; the names are Kubernetes's."""
+    """A taint of nodes that the pods accept; the field names are those of Kubernetes."""
 
     key: str = ""
     operator: Literal["Exists", "Equal"] = "Exists"
@@ -106,98 +107,105 @@ class Toleration:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class KubernetesTarget:
-    """The cluster on which jobs run, and what their pods get."""
+    """Settings of a target with `provider: kubernetes`: the cluster, and the pods of jobs on it."""
 
     image: str
-    """Image of the pods, with Stoker and TensorFlow; nothing is installed when a pod starts."""
+    """Image of the pods. It must contain Stoker and TensorFlow: nothing is installed when a pod starts."""
 
     kubeconfig: Path | None = None
-    """File of the credentials; default: `$KUBECONFIG`, else `~/.kube/config`, else those of the submitting pod."""
+    """File with the credentials; default: `$KUBECONFIG`, else `~/.kube/config`, else the credentials of the submitting
+    pod."""
 
     context: str | None = None
-    """Context of the kubeconfig; default: the current one."""
+    """Context in the kubeconfig; default: the current context."""
 
     namespace: str | None = None
-    """Namespace of the jobs; default: that of the context, else `default`."""
+    """Namespace of the jobs; default: the namespace of the context, else `default`."""
 
     kind: Kind | None = None
     """`job`, `jobset` or `tfjob`; default: a JobSet if the cluster knows it, else an Indexed Job."""
 
     queue: str | None = None
-    """LocalQueue of Kueue, which starts all pods of a job together; without it they start as resources allow."""
+    """LocalQueue of Kueue, which starts all pods of a job together; default: no queue, so each pod starts as soon as
+    it finds resources."""
 
     priority_class: str | None = None
-    """PriorityClass of the pods; Kueue also uses it for its queue."""
+    """PriorityClass of the pods; Kueue also uses it to order its queue."""
 
     node_selector: dict[str, str] = field(default_factory=dict)
-    """Labels that a node must have, e.g. its kind of GPU or `spot`."""
+    """Labels that a node must have, e.g. for a kind of GPU or for spot instances."""
 
     tolerations: tuple[Toleration, ...] = ()
     """Taints of nodes that the pods accept, each with `key`, `operator`, `value`, `effect`."""
 
     gpu_resource: str = "nvidia.com/gpu"
-    """The cluster's name of the GPU resource."""
+    """Name of the GPU resource in the cluster."""
 
     cpus: float = 1.0
-    """Cores of each worker, if the job does not set them."""
+    """Number of cores of each worker, if the job does not set it."""
 
     memory_gib: float = 4.0
-    """Memory of each worker, GiB, if the job does not set it; request and limit."""
+    """Memory of each worker, GiB, if the job does not set it; used as request and limit."""
 
     shm_gib: float = 1.0
-    """Size of /dev/shm, GiB; it counts as memory of the worker."""
+    """Size of /dev/shm, GiB; what is stored there is part of the worker's memory."""
 
     ephemeral_gib: float = 10.0
-    """Local disk of each worker, GiB: /tmp with the unpacked code; request and limit."""
+    """Local disk of each worker, GiB, for /tmp, which holds the unpacked code; used as request and limit."""
 
     volumes: tuple[Volume, ...] = ()
-    """Claims that pods mount, each with `claim`, `path`, `sub_path`, `read_only`; the folder of runs is on one."""
+    """Claims that pods mount, each with `claim`, `path`, `sub_path`, `read_only`; the folder of runs must be on one of
+    them."""
 
     code: str = "auto"
-    """How code reaches the pods: `configmap` (at most 900 KiB), `volume` (the folder of runs), `auto`, a folder of a
-    bucket (`s3://BUCKET/FOLDER`, `gs://...`), or `git+https://HOST/REPOSITORY@COMMIT#subdirectory=FOLDER`."""
+    """How code reaches the pods: `configmap` (at most 900 KiB), `volume` (in the folder of runs), `auto`, a folder of
+    a bucket (`s3://BUCKET/FOLDER`, `gs://...`), or `git+https://HOST/REPOSITORY@COMMIT#subdirectory=FOLDER`."""
 
     service_account: str | None = None
-    """ServiceAccount of the pods; default: that of the namespace. Its token is not mounted."""
+    """ServiceAccount of the pods; default: the namespace's default account. Its token is not mounted."""
 
     image_pull_secrets: tuple[str, ...] = ()
-    """Secrets with the registry's credentials."""
+    """Names of secrets with credentials for the image's registry."""
 
     secrets: dict[str, str] = field(default_factory=dict)
-    """Environment variable -> `SECRET/KEY` on the cluster; `--secret NAME` takes one. Values are never copied."""
+    """Environment variable -> `SECRET/KEY` on the cluster. A job gets a variable by `--secret NAME`. Values are never
+    copied."""
 
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables of every worker, e.g. `NCCL_*` and `TF_*`; those of the job take precedence."""
+    """Environment variables of every worker, e.g. `NCCL_*` and `TF_*`; variables of the job take precedence."""
 
     run_as_user: int | None = 1000
-    """User of the processes and owner of their files; null: the image's user, which must not be root."""
+    """Number of the user of the processes, who also owns their files; null: the image's user, which must not be
+    root."""
 
     fs_group: int | None = None
-    """Group that owns the volumes, where their driver supports it."""
+    """Number of the group that owns the volumes, if their driver supports that."""
 
     read_only_root: bool = True
     """Whether the image's own files are read-only; /tmp is always writable."""
 
     network_policy: bool = True
-    """Whether only pods of the job can reach its ports: TensorFlow's servers run whatever any caller sends."""
+    """Whether a NetworkPolicy lets only pods of the job reach the job's ports: TensorFlow's servers execute whatever
+    any caller sends."""
 
     disruption_budget: bool = False
     """Whether a PodDisruptionBudget forbids evictions. It blocks every drain of the job's nodes."""
 
     python: str = "python3"
-    """Python in the image that has Stoker."""
+    """Path or name of the Python in the image that has Stoker."""
 
     grace_s: int = 120
-    """Time for a save when a pod must end, and before the time limit, seconds."""
+    """Time for a save, seconds: when a pod must end, and before the time limit."""
 
     start_s: int = 600
-    """Longest wait for all pods of a start, seconds; then the job ends, frees its GPUs, and names the missing pods."""
+    """Maximum wait for all pods of a start, seconds; then the job ends, frees its GPUs, and names the missing pods."""
 
     max_restarts: int = 3
-    """How often a job restarts after a worker failed; preemptions, evictions and time limits do not count."""
+    """Maximum number of restarts after failures of workers; preemptions, evictions and time limits are not counted."""
 
     keep_s: int = 7 * 86400
-    """How long the cluster keeps a job that is over, seconds; its state and logs remain in the folder of runs."""
+    """Time for which the cluster keeps a job that is over, seconds; its state and logs remain in the folder of
+    runs."""
 
     def __post_init__(self) -> None:
         _require_names(self)
@@ -207,7 +215,7 @@ class KubernetesTarget:
             raise ConfigError(
                 "code must be auto, configmap, volume, s3:// or gs:// with a bucket and a folder, or "
                 "git+https://HOST/REPOSITORY@COMMIT with all 40 digits",
-                got=_LOGIN.sub("//***@", self.code),  # it may hold a token
+                got=_LOGIN.sub("//***@", self.code),  # it may contain a token
                 fix="`git rev-parse HEAD` prints the commit. A login in the URL is refused.",
             )
         for name in (*self.environment, *self.secrets):
@@ -255,18 +263,16 @@ def _require_numbers(target: KubernetesTarget) -> None:
             "shm_gib must be below memory_gib: /dev/shm counts as memory", got=target.shm_gib
         )
     if target.run_as_user == 0:
-        raise ConfigError(
-            "run_as_user must not be root", got=0, fix="Name another user, e.g. 1000."
-        )
+        raise ConfigError("run_as_user must not be root", got=0, fix="Set another user, e.g. 1000.")
 
 
 def _require_paths(paths: list[Path]) -> None:
     for number, path in enumerate(paths):
         if path in paths[:number] or path in OWN_PATHS:
             raise ConfigError(
-                "each volume must have a path of its own in the pods",
+                "each volume must have a different path in the pods",
                 got=str(path),
-                fix=f"The pod's own: {', '.join(map(str, OWN_PATHS))}.",
+                fix=f"Choose another path; the pod itself uses {', '.join(map(str, OWN_PATHS))}.",
             )
 
 

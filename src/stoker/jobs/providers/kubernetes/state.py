@@ -1,4 +1,4 @@
-"""A job's state from its object, its pods, and the reasons why they do not run."""
+"""Determines a job's state from its object, its pods, and the reasons why pods do not run."""
 
 from __future__ import annotations
 
@@ -20,51 +20,51 @@ from stoker.jobs.providers.kubernetes.reasons import (
 )
 
 STOP = "stop"
-"""File in the job's folder: a user has stopped the job."""
+"""File in the job's folder whose existence means that a user has stopped the job."""
 
 _DONE = ("Complete", "Completed", "Succeeded")
 _FAILED = ("Failed",)
-"""Final conditions of a Job, a JobSet and a TFJob."""
+"""Types of the conditions of a Job, a JobSet or a TFJob that is done, and of one that has failed."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Seen:
-    """The cluster's knowledge of a job."""
+    """What the cluster reports about a job."""
 
     kind: str
     workload: dict[str, Any]
-    """Job, JobSet or TFJob."""
+    """The Job, JobSet or TFJob."""
 
     pods: Sequence[dict[str, Any]] = ()
     events: Sequence[dict[str, Any]] = ()
-    """Its pods, oldest first."""
+    """Events of the job and of its pods, oldest first."""
 
     queued: dict[str, Any] | None = field(default=None)
-    """Kueue's workload."""
+    """Kueue's Workload object of the job; None if there is none."""
 
     @property
     def phase(self) -> Phase | None:
-        """How it has ended; None: it has not."""
+        """How the job has ended; None if it has not ended."""
         if condition(self.workload, *_DONE):
             return Phase.DONE
         return Phase.FAILED if condition(self.workload, *_FAILED) else None
 
     @property
     def is_suspended(self) -> bool:
-        """Whether it may not have pods: it waits for its queue, or its submission is incomplete."""
+        """Whether the job is suspended, so it has no pods: it waits in its queue, or is not completely submitted."""
         spec = self.workload.get("spec") or {}
         return bool((spec.get("runPolicy") or {} if self.kind == "tfjob" else spec).get("suspend"))
 
     @property
     def queue(self) -> str:
-        """Its LocalQueue of Kueue, or empty."""
+        """The job's LocalQueue of Kueue; empty if it has none."""
         return str((self.workload["metadata"].get("labels") or {}).get(QUEUE, ""))
 
     @property
     def workers(self) -> int:
-        """How many pods it has when it runs."""
+        """Number of pods that the job has when it runs."""
         admitted = (self.workload.get("spec") or {}).get("parallelism")
-        if admitted:  # for a Job; Kueue may have admitted fewer pods than were submitted
+        if admitted:  # only for a Job: Kueue may have admitted fewer pods than were submitted
             return int(admitted)
         text = notes_of(self.workload).get(WORKERS, "")
         return int(text) if text.isdecimal() else 1
@@ -74,7 +74,7 @@ def known_state(seen: Seen, place: Path | None) -> JobState:
     """Return the state of a job that the cluster knows.
 
     Args:
-        seen: The cluster's knowledge.
+        seen: What the cluster reports about the job.
         place: The job's folder, if it is known.
     """
     meta = seen.workload["metadata"]
@@ -99,7 +99,7 @@ def known_state(seen: Seen, place: Path | None) -> JobState:
 
 
 def condition(workload: dict[str, Any], *kinds: str) -> dict[str, Any] | None:
-    """Return the first condition of these types that is true."""
+    """Return the first condition that has one of these types and is true."""
     for each in (workload.get("status") or {}).get("conditions") or []:
         if each.get("type") in kinds and each.get("status") == "True":
             return dict(each)
@@ -107,7 +107,7 @@ def condition(workload: dict[str, Any], *kinds: str) -> dict[str, Any] | None:
 
 
 def time_s(text: object) -> float | None:
-    """Return a time of the API in seconds since the epoch."""
+    """Convert a time of the API to seconds since the epoch."""
     try:
         return datetime.fromisoformat(str(text)).timestamp() if text else None
     except ValueError:

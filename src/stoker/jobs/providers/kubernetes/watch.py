@@ -1,4 +1,4 @@
-"""Follows objects of the API: a list, then its changes; after a break or a version that is too old, a list again."""
+"""Follows objects of the API: lists them, then watches changes; lists them again if the watch breaks or is too old."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from stoker.jobs.providers.kubernetes.client import READ_S, Cluster
 from stoker.jobs.providers.kubernetes.problems import GONE, AnswerLost, Gone
 
 AGAIN_S = 1.0
-"""Pause after a watch that broke, seconds."""
+"""Pause after a broken watch, seconds."""
 
 ROUND_S = 60
-"""After so long the server ends a watch, seconds; a connection that hangs is noticed `READ_S` later."""
+"""Time after which the server ends a watch, seconds; a connection that hangs is noticed `READ_S` later."""
 
 
 def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]:
-    """Yield all objects, and then each added or changed one; endless.
+    """Yield all objects, and then, without end, each object that is added or changed.
 
-    An object may be yielded more than once; deleted objects are not.
+    An object may be yielded more than once. Deletions are not reported.
 
     Raises:
-        AnswerLost: the API does not answer: call it again.
+        AnswerLost: the API does not answer; the caller may try again.
         UserError: the API refuses.
     """
     while True:
@@ -46,7 +46,7 @@ def watch(cluster: Cluster, path: str, **query: str) -> Iterator[dict[str, Any]]
         except Gone:
             continue
         except AnswerLost:
-            time.sleep(AGAIN_S)  # more requests do not help a server that restarts or is overloaded
+            time.sleep(AGAIN_S)  # more frequent requests would not help an overloaded server
 
 
 def _changed(line: str) -> tuple[str, dict[str, Any]]:
@@ -54,9 +54,9 @@ def _changed(line: str) -> tuple[str, dict[str, Any]]:
         event = json.loads(line)
         kind, found = event["type"], event["object"]
     except (ValueError, KeyError, TypeError):
-        raise AnswerLost("a watch must end with a whole line", got=line[:80]) from None
+        raise AnswerLost("a watch must end with a complete line", got=line[:80]) from None
     if kind == "ERROR":
         if found.get("code") == GONE:
-            raise Gone("the watch must go on from a version that the cluster keeps")
+            raise Gone("the watch must continue from a version that the cluster still has")
         raise UserError("the cluster must send changes", got=str(found.get("message", "")))
     return str(kind), dict(found)

@@ -1,1 +1,1 @@
-"""This machine as a target."""
+"""Runs jobs on this machine."""

@@ -1,4 +1,4 @@
-"""Finds a job whose workers hang: neither their logs nor their run get a new line for a long time."""
+"""Notices that a job's workers hang: for a long time, no line is added to their logs or to the files of their run."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from stoker.core.incarnation import RUN_OF_JOB
 from stoker.jobs.logs import LOGS
 
 LONGEST_POLL_S = 10.0
-"""Longest pause between two checks of the files, seconds."""
+"""Maximum pause between two checks of the files, seconds."""
 
 
 def newest_progress_s(place: Path) -> float:
@@ -35,11 +35,11 @@ def newest_progress_s(place: Path) -> float:
 
 @contextmanager
 def hang_is_noticed(place: Path, hang_s: float, on_hang: Callable[[], None]) -> Iterator[None]:
-    """Call a function in another thread if workers make no progress for this long.
+    """Call a function, in another thread, if workers make no progress for `hang_s` seconds.
 
     Args:
         place: The job's folder.
-        hang_s: Longest time without progress, seconds; 0: never.
+        hang_s: Maximum time without progress, seconds; 0: no limit.
         on_hang: Called at most once.
     """
     if not hang_s:

@@ -1,4 +1,4 @@
-"""A job on this machine, under a supervisor that outlives the terminal."""
+"""Runs jobs on this machine, each under a supervisor that continues when the terminal is closed."""
 
 from __future__ import annotations
 
@@ -29,30 +29,30 @@ from stoker.jobs.providers.local.workers import worker_commands
 SUPERVISOR = "stoker.jobs.providers.local.supervisor"
 
 READY_S = 60.0
-"""Longest wait for the supervisor to start, seconds: Python starts on a busy machine."""
+"""Maximum wait for the supervisor to start, seconds: Python may start slowly on a busy machine."""
 
 END_S = 15.0
-"""How much longer than the workers' grace the supervisor may take to end, seconds."""
+"""Time that the supervisor gets to end after the workers' grace period, seconds."""
 
 MAX_AT_ONCE = 100
-"""Most jobs of a sweep: each has a supervisor, a Python process, from the start."""
+"""Maximum number of jobs in a sweep: each job has a supervisor, which is a Python process, from the start."""
 
 SLOTS = "slots"
-"""Folder in a sweep's folder: one locked file for each job whose workers run."""
+"""Folder inside a sweep's folder; each job whose workers run locks one file in it."""
 
 POLL_S = 0.05
-"""Pause between two checks of a supervisor that is not this process's child."""
+"""Pause between two checks of a supervisor that is not a child of this process, seconds."""
 
 
 class LocalProvider:
-    """This machine as a target: jobs start at once."""
+    """Starts jobs on this machine immediately."""
 
     def __init__(self, name: str, settings: LocalSettings) -> None:
-        """Start nothing yet.
+        """Create the provider; nothing is started.
 
         Args:
-            name: Of the target.
-            settings: Its settings.
+            name: Name of the target.
+            settings: Settings of the target.
         """
         self.name = name
         self.settings = settings
@@ -73,7 +73,7 @@ class LocalProvider:
             )
 
     def describe(self, job: Job, code: bytes) -> str:  # noqa: ARG002 - it is in the job's folder
-        """Return what each worker's process would run."""
+        """Return the commands that the workers would run."""
         lines = []
         for command in worker_commands(job, job.place, incarnation=FIRST):
             own = [f"{name}={shlex.quote(command.environ[name])}" for name in (RANK, TASKS, GPUS)]
@@ -81,11 +81,11 @@ class LocalProvider:
         return "".join(lines)
 
     def submit(self, job: Job) -> str:
-        """Start the supervisor, unless it runs; return its process ID."""
+        """Start the job's supervisor, unless it is already running; return its process ID."""
         return self._start(job)
 
     def validate_array(self, array: Array) -> None:
-        """Refuse what `validate` refuses, and more jobs than supervisors can be started for."""
+        """Refuse what `validate` refuses, and more jobs than this machine can start supervisors for."""
         self.validate(array.jobs[0])
         if len(array.jobs) > MAX_AT_ONCE:
             raise ConfigError(
@@ -95,7 +95,7 @@ class LocalProvider:
             )
 
     def submit_array(self, array: Array) -> Mapping[int, str]:
-        """Start a supervisor for each job; at most `at_once` of them (default 1) start their workers."""
+        """Start a supervisor for each job; at most `at_once` supervisors (default 1) run workers at the same time."""
         slots = (str(array.place / SLOTS), str(array.at_once or 1))
         return {number: self._start(job, *slots) for number, job in array.jobs.items()}
 
@@ -125,7 +125,7 @@ class LocalProvider:
             raise UserError(
                 "the supervisor of the job must start",
                 got=Plain(last_line(output) or "nothing in its log"),
-                fix=f"Its log: {output}.",
+                fix=f"Read its log: {output}.",
             )
         number = str(child.pid)
         try:
@@ -137,7 +137,7 @@ class LocalProvider:
         return number
 
     def state(self, job_id: str) -> JobState:
-        """Return the supervisor's record, or that the supervisor is gone."""
+        """Return the state from the supervisor's record; failed if the supervisor is gone without a final one."""
         record = read_record(find_place(job_id))
         if record is None:
             return JobState(id=job_id, scheduler_id="", phase=Phase.UNKNOWN, reason="never started")
@@ -170,7 +170,7 @@ class LocalProvider:
         self._end(record, job_id)
         last = read_record(place)
         if last is not None and not Phase(last.phase).is_over:
-            # The supervisor was killed before it could write: this is the final record.
+            # The supervisor was killed before it could write the final record, so it is written here.
             write_record(place, replace(last, phase=Phase.STOPPED, ended_s=time.time()))
 
     def _end(self, record: LocalRecord, job_id: str) -> None:
@@ -181,11 +181,11 @@ class LocalProvider:
             return
         except PermissionError:
             raise UserError(
-                f"job {job_id} must be your own to be stopped", fix="Ask its owner to stop it."
+                f"only the owner of job {job_id} can stop it", fix="Ask the owner to stop it."
             ) from None
         end_s = time.monotonic() + self.settings.grace_s + END_S
         while record.supervisor.lives and time.monotonic() < end_s:
-            time.sleep(POLL_S)  # not a child of this process, so it cannot be waited for
+            time.sleep(POLL_S)  # only a parent process can wait for the supervisor's end
         if record.supervisor.lives:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(record.supervisor.pid, signal.SIGKILL)

@@ -22,7 +22,7 @@ class LocalRecord:
 
     supervisor: ProcessIdentity
     phase: str
-    """A `Phase`."""
+    """The value of a `Phase`."""
 
     submitted_s: float
     reason: str = ""
@@ -31,7 +31,7 @@ class LocalRecord:
     restarts: int = 0
 
     def state(self, job_id: str) -> JobState:
-        """Convert it to the common form; a supervisor that is gone without a final record has failed."""
+        """Convert the record to a `JobState`; the job has failed if the supervisor ended without a final record."""
         phase, reason = Phase(self.phase), self.reason
         if not phase.is_over and not self.supervisor.is_here:
             phase = Phase.UNKNOWN
@@ -56,13 +56,13 @@ class LocalRecord:
 
 
 def read_record(place: Path) -> LocalRecord | None:
-    """Return the newest record of a job; None if it was not started by this kind of target."""
+    """Return the newest record of a job; None if the job was not started on a local target."""
     path = place / FILE
     return build(LocalRecord, read_json(path), where=str(path)) if path.is_file() else None
 
 
 def write_record(place: Path, record: LocalRecord) -> None:
-    """Replace the record."""
+    """Write the record of a job, which replaces the previous one."""
     write_json(place / FILE, asdict(record))
 
 

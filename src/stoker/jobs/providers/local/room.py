@@ -1,4 +1,4 @@
-"""How many workers of a job this machine has room for."""
+"""Computes how many workers of a job this machine has room for."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from stoker.jobs.job import Resources
 
 
 def workers_here(needs: Resources) -> int:
-    """Return how many workers of a job start here: all, or of an elastic job the largest allowed number that fits.
+    """Return how many workers of a job start here: all; for an elastic job, the largest allowed number that fits.
 
-    An elastic job without `--cpus` has at most one worker per core, if its fewest workers fit that way.
+    An elastic job without `--cpus` gets at most one worker per core, unless its minimum number of workers is larger.
 
     Raises:
-        ConfigError: the machine lacks GPUs, cores or memory even for the fewest.
+        ConfigError: the machine has too few GPUs or cores, or too little memory, even for the minimum number of
+            workers.
     """
     sizes = allowed_sizes(fewest=needs.min_workers or needs.workers, most=needs.workers)
     room = _room(needs)
@@ -30,14 +31,14 @@ def workers_here(needs: Resources) -> int:
         (option, pair) for option, pair in room.items() if pair[0] * sizes[0] > pair[1]
     )
     raise ConfigError(
-        f"{option} must leave enough of this machine for all workers",
+        f"{option} must be small enough that all workers fit on this machine",
         got=Plain(f"{sizes[0]} workers with {each:g} each, and {has:.4g} here"),
         fix="Request less, or submit it to another target: --on NAME.",
     )
 
 
 def why_fewer(needs: Resources) -> str:
-    """Return a message if fewer workers start here than the job may have; empty if all do. Raises as `workers_here`."""
+    """Return a message if fewer workers start here than the job may have, else ""; raises as `workers_here`."""
     workers = workers_here(needs)
     if workers == needs.workers:
         return ""
@@ -45,7 +46,7 @@ def why_fewer(needs: Resources) -> str:
 
 
 def _room(needs: Resources) -> dict[str, tuple[float, float]]:
-    """Return option -> what each worker needs, and what the machine has."""
+    """Return option -> the amount that each worker needs, and the amount that the machine has."""
     room: dict[str, tuple[float, float]] = {}
     if needs.gpus:
         room["--gpus"] = needs.gpus, len(visible_names(read_gpus().states, os.environ))

@@ -7,22 +7,23 @@ from dataclasses import dataclass
 from stoker.core.errors import ConfigError
 
 LONGEST_HANG_S = 7 * 86400
-"""A longer `hang_s` is certainly a typing error."""
+"""Maximum of `hang_s`; a longer time is certainly a typo."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LocalSettings:
-    """A target with `provider: local`."""
+    """Settings of a target with `provider: local`."""
 
     max_restarts: int = 3
-    """How often all workers restart after one has failed. An error in settings, code or data causes no restart."""
+    """Maximum number of restarts of all workers after a worker has failed. An error in settings, code or data causes
+    no restart."""
 
     grace_s: float = 30.0
-    """Longest time for workers to save and end, seconds; then they are killed."""
+    """Maximum time for workers to save and end, seconds; then they are killed."""
 
     hang_s: float | None = None
-    """Longest time without a new line in a worker's log or in the run, seconds; then all workers are ended
-    and restarted, as after a failure. None: a job that hangs is not noticed."""
+    """Maximum time without a new line in a worker's log or in the files of the run, seconds; then all workers are
+    ended and restarted, as after a failure. None: no limit."""
 
     def __post_init__(self) -> None:
         if self.max_restarts < 0:

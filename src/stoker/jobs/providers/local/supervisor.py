@@ -1,7 +1,8 @@
 """`python -m stoker.jobs.providers.local.supervisor JOB_FOLDER MAX_RESTARTS GRACE_S HANG_S [SLOTS COUNT]`: runs a job on this machine.
 
-It is the leader of its own session, so it survives the terminal. Each start of the job allocates the next incarnation and
-starts all workers; after a failure all restart from the last checkpoint.
+The supervisor is the leader of its own session, so it continues when the terminal is closed. For each start of the job
+it allocates the number of the next incarnation and starts all workers. After a failure, all workers restart from the
+last checkpoint.
 """
 
 from __future__ import annotations
@@ -36,19 +37,19 @@ from stoker.jobs.providers.local.workers import next_incarnation, worker_command
 LOG = "supervisor.log"
 
 MIN_START_S = 1.0
-"""Shortest time from a start to the request to save before its time limit, seconds."""
+"""Workers run for at least this many seconds before they must save because of the time limit."""
 
 
 class Supervisor:
-    """The consecutive starts of one job."""
+    """Runs the consecutive starts of a job."""
 
     def __init__(self, place: Path, limits: LocalSettings, slots: Slots | None = None) -> None:
-        """Start nothing yet.
+        """Prepare the job; no worker is started yet.
 
         Args:
             place: The job's folder.
-            limits: How often and when all workers restart.
-            slots: Shared by the jobs of one sweep; None: the job is not part of a sweep.
+            limits: How often, and when, all workers restart.
+            slots: The slots of the job's sweep; None: the job is not part of a sweep.
         """
         self._place, self._job = place, read_job(place)
         self._left, self._grace_s = limits.max_restarts, limits.grace_s
@@ -60,7 +61,7 @@ class Supervisor:
         )
 
     def run(self) -> None:
-        """Run the job to its end, and write how it ended."""
+        """Run the job to its end, and record how it ended."""
         with stop_requests() as stop:
             try:
                 self._write(reason=why_fewer(self._job.resources))
@@ -75,7 +76,7 @@ class Supervisor:
             self._write(phase=phase, reason=reason, ended_s=time.time())
 
     def _wait(self, stop: StopRequest, held: contextlib.ExitStack) -> tuple[Phase, str] | None:
-        """Wait for the job's predecessors; return the outcome if the job does not start."""
+        """Wait for predecessors and for a slot; return phase and reason if the job must not start."""
         why = wait_for_predecessors(self._job, stop, lambda reason: self._write(reason=reason))
         if why is not None:
             return Phase.FAILED, why
@@ -99,7 +100,7 @@ class Supervisor:
                 return end
             if is_stopped(self._place):
                 return Phase.STOPPED, ""
-            stop.times = 0  # the time limit of that start
+            stop.times = 0  # these were requests because of the start's time limit
             self._write(restarts=self._record.restarts + 1)
 
     def _start(self, stop: StopRequest) -> Outcome:
@@ -109,7 +110,7 @@ class Supervisor:
         self._log(f"incarnation {number}: {fewer or f'{len(commands)} worker(s)'}")
         self._write(started_s=time.time(), reason=fewer)
         limits = GroupLimits(
-            # The workers' own heartbeats end at the process that writes their logs.
+            # Heartbeats do not reach this process: they end at the process that writes a worker's log.
             watchdog_s=math.inf,
             grace_s=self._grace_s,
             unheard_grace_s=self._grace_s,
@@ -124,7 +125,7 @@ class Supervisor:
             return group.run()
 
     def _end_of(self, outcome: Outcome) -> tuple[Phase, str] | None:
-        """Return the outcome of the job; None if it restarts."""
+        """Return the final phase and reason of the job; None if the job restarts."""
         if outcome.signaled:
             if is_stopped(self._place):
                 return Phase.STOPPED, ""
@@ -133,7 +134,9 @@ class Supervisor:
             if self._hung:
                 return self._end_of_failure(f"no progress for {self._hang_s:g} s")
             if self._timed_out:
-                self._log("the time limit of one start: all workers have saved and start again")
+                self._log(
+                    "the time limit of this start was reached: all workers have saved and start again"
+                )
                 return None
             return self._end_by_request()
         failure = outcome.failure
@@ -152,7 +155,7 @@ class Supervisor:
         os.kill(os.getpid(), signal.SIGUSR1)
 
     def _end_of_failure(self, reason: str) -> tuple[Phase, str] | None:
-        """Return the outcome of the job after a failure; None if it restarts."""
+        """Return the final phase and reason of the job after a failure; None if the job restarts."""
         self._log(reason)
         if self._left <= 0:
             return Phase.FAILED, f"{reason} (after {self._record.restarts} restarts)"
@@ -164,7 +167,7 @@ class Supervisor:
 
     @contextmanager
     def _time_limit(self, job: Job) -> Iterator[None]:
-        """Request the end of this start early enough for workers to save within its time limit."""
+        """Request the end of this start early enough that workers can save within the time limit."""
         self._timed_out = False
         if job.resources.time_limit_s is None:
             yield
@@ -178,7 +181,7 @@ class Supervisor:
             yield
 
     def _log_event(self, line: str) -> None:
-        if not line.startswith("[worker "):  # those lines are in the workers' own logs
+        if not line.startswith("[worker "):  # lines of workers are already in their own logs
             self._log(line)
 
     def _log(self, text: str) -> None:
@@ -195,8 +198,8 @@ def main(arguments: list[str]) -> None:
     """Run the job.
 
     Args:
-        arguments: The job's folder, how often all workers may restart, their grace and the longest time without
-            progress in seconds (0: any); for a job of a sweep, folder and number of its slots.
+        arguments: The job's folder; maximum number of restarts; the workers' grace period, seconds; maximum time
+            without progress, seconds (0: no limit); for a job of a sweep, folder and number of the sweep's slots.
     """
     place, max_restarts, grace_s, hang_s, *slots = arguments
     shared = Slots(Path(slots[0]), int(slots[1])) if slots else None

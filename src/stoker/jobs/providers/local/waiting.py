@@ -1,4 +1,4 @@
-"""What a job on this machine waits for before its first start: its predecessors, and other jobs of its sweep."""
+"""Makes a job on this machine wait before its first start: for its predecessors, and for other jobs of its sweep."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ POLL_S = 0.5
 
 
 class Slots:
-    """Limits how many jobs of a sweep run at a time: each locks one file until its process ends."""
+    """Limits how many jobs of a sweep run at the same time: each job holds the lock of a file until it ends."""
 
     def __init__(self, folder: Path, count: int) -> None:
-        """Create the slots; none is locked yet.
+        """Create the slots; no slot is locked yet.
 
         Args:
             folder: Folder of the files.
@@ -35,8 +35,8 @@ class Slots:
         """Wait for a free slot, or for a request to end this process.
 
         Args:
-            stop: How many requests to end this process has received.
-            held: Frees the slot.
+            stop: Counts the requests to end that this process has received.
+            held: Context that frees the slot when it is closed.
         """
         self._folder.mkdir(exist_ok=True)
         while not stop.times:
@@ -57,11 +57,11 @@ def wait_for_predecessors(job: Job, stop: StopRequest, tell: Callable[[str], Non
 
     Args:
         job: The job.
-        stop: How many requests to end this process has received.
-        tell: Receives the reason for waiting whenever it changes.
+        stop: Counts the requests to end that this process has received.
+        tell: Called with the reason for waiting whenever it changes.
 
     Returns:
-        Why the job can never start; None otherwise.
+        Why the job can never start; None if it may start.
 
     Raises:
         UserError: the folder of a predecessor is gone.

@@ -20,10 +20,12 @@ from stoker.jobs.job import Job
 from stoker.jobs.providers.local.room import workers_here
 
 STOKER = (sys.executable, "-P", "-m", "stoker")
-"""-P: modules in the current folder are not imported as Stoker's."""
+"""The command `stoker`. With -P, Python does not import modules from the current folder, which might have the names of
+Stoker's."""
 
 _OF_OTHERS = re.compile(rf"SLURM_.*|{VARIABLE}|{FD_VARIABLE}|STOKER_(RANK|TASKS|LOCAL_WORKERS)")
-"""Variables that would make a worker part of another group: the shell may itself run inside a job."""
+"""Patterns of variables that would make a worker part of another group: the user's shell may itself run inside a
+job."""
 
 
 def next_incarnation(place: Path, *, environ: Mapping[str, str] = os.environ) -> int:
@@ -58,11 +60,11 @@ def worker_commands(job: Job, place: Path, *, incarnation: int) -> list[Command]
 
     Args:
         job: The job.
-        place: Its folder.
+        place: The job's folder.
         incarnation: Number of this start.
 
     Raises:
-        ConfigError: not even the fewest workers fit.
+        ConfigError: the machine has no room even for the minimum number of workers.
     """
     needs = job.resources
     workers = workers_here(needs)
@@ -91,9 +93,10 @@ def worker_commands(job: Job, place: Path, *, incarnation: int) -> list[Command]
 
 
 def own_environment(environ: Mapping[str, str]) -> dict[str, str]:
-    """Return an environment without variables of other groups."""
+    """Return an environment without the variables that would make a worker part of another group."""
     return {name: value for name, value in environ.items() if not _OF_OTHERS.fullmatch(name)}
 
 
 _DEFAULTS = {"PYTHONUNBUFFERED": "1", "PYTHONFAULTHANDLER": "1"}
-"""Lines are written at once, and a crash in native code shows the Python stack."""
+"""Variables of all workers: Python writes each line immediately, and a crash in native code prints the Python
+stack."""

@@ -1,1 +1,1 @@
-"""Jobs on Slurm: settings, the script for sbatch, and Slurm's programs with their answers."""
+"""Runs jobs on Slurm: settings, the script for sbatch, and calls of Slurm's programs."""

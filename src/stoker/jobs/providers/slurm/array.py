@@ -1,4 +1,4 @@
-"""Job arrays: many jobs by one script; `4711_3` is Slurm's name for element 3 of array 4711."""
+"""Job arrays: many jobs that Slurm runs from the same script. `4711_3` is Slurm's name of task 3 of array 4711."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.jobs.providers.slurm.state import is_live
 
 
 def live_tasks(queued: Sequence[QueuedJob]) -> dict[int, str]:
-    """Return the waiting and running tasks: index in the array -> number in Slurm, of the newest array that has it."""
+    """Return live tasks: index in the array -> number in Slurm, from the newest array with that index."""
     found: dict[int, str] = {}
     for each in sorted(queued, key=lambda each: int(array_of(each.id))):
         task = each.id.partition("_")[2]
@@ -21,15 +21,15 @@ def live_tasks(queued: Sequence[QueuedJob]) -> dict[int, str]:
 
 
 def array_of(number: str) -> str:
-    """Return the number of the array that has a task; for a job that is not in one, its own number."""
+    """Return the number of a task's array; for a job outside an array, its own number."""
     return number.partition("_")[0]
 
 
 def cancel_waiting_task(slurm: Slurm, number: str) -> None:
-    """Remove a waiting task from the queue; a running one continues.
+    """Remove a task from the queue if it waits; a running task continues.
 
-    `scancel --state=PENDING ARRAY_NUMBER` of Slurm 22.05 cancels all waiting tasks. A held task does not start
-    between the check of its state and its removal.
+    In Slurm 22.05, `scancel --state=PENDING ARRAY_NUMBER` cancels all waiting tasks of the array. So the task is held
+    first: then it cannot start between the check of its state and its removal.
     """
     if _state(slurm, number) != "PENDING":
         return
@@ -37,7 +37,7 @@ def cancel_waiting_task(slurm: Slurm, number: str) -> None:
     if _state(slurm, number) == "PENDING":
         slurm.cancel(number)
         return
-    with contextlib.suppress(UserError):  # it may have ended meanwhile
+    with contextlib.suppress(UserError):  # the task may have ended in the meantime
         slurm.release(number)
 
 

@@ -1,4 +1,4 @@
-"""Whether the machines of a partition can run a job at all: Slurm would let some impossible jobs wait forever."""
+"""Checks that the machines of a partition can run a job: Slurm would let some impossible jobs wait forever."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ def require_capacity(job: Job, target: SlurmTarget, groups: Sequence[NodeGroup])
         groups: The machines of all partitions.
 
     Raises:
-        ConfigError: the job does not fit; what the partition has is named.
+        ConfigError: the job does not fit; the message says what the partition has.
     """
     chosen = [group for group in groups if _is_chosen(group, target)]
     if not chosen and target.partition is not None:
         known = sorted({group.partition for group in groups})
         raise ConfigError(
-            "partition must be one of the cluster's",
+            "partition must exist in the cluster",
             got=target.partition,
             fix=nearest(target.partition, known),
         )
-    if not chosen:  # no default partition: sbatch reports that
+    if not chosen:  # the cluster has no default partition, which sbatch reports
         return
     needs, per_node = job.resources, workers_per_node(job, target)
     where = f"partition {chosen[0].partition}"
@@ -72,9 +72,9 @@ def _require_time(limit_s: float | None, group: NodeGroup) -> None:
     most_s = seconds(group.time_limit)
     if limit_s is not None and most_s is not None and limit_s > most_s:
         raise ConfigError(
-            f"the time limit must be at most that of partition {group.partition}, {most_s:g} s",
+            f"the time limit must be at most {most_s:g} s, the limit of partition {group.partition}",
             got=Plain(f"{limit_s:g} s"),
-            fix="Request less: at the limit the job saves and continues in its next start.",
+            fix="Request less time: at the limit the job saves, and continues in its next start.",
         )
 
 

@@ -1,4 +1,4 @@
-"""Runs Slurm's programs and reads what they print; every failure becomes one line."""
+"""Runs Slurm's programs and reads their output; every failure becomes a one-line error."""
 
 from __future__ import annotations
 
@@ -12,15 +12,16 @@ from stoker.jobs.providers.slurm.problems import AnswerLost, problem
 from stoker.jobs.providers.slurm.script import NOTICE
 
 ANSWER_S = 60.0
-"""Longest wait for a program; Slurm's own `MessageTimeout` is 10 s by default, and some retry."""
+"""Maximum wait for a program, seconds; Slurm's own `MessageTimeout` is 10 s by default, and some programs retry."""
 
 SEPARATOR = "\x1f"
-"""Separator of fields: comments are JSON, and names of other jobs may contain any printable character."""
+"""Separator of fields. It is not printable, because comments are JSON, and names of other jobs may contain any
+printable character."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class QueuedJob:
-    """The controller's record of a job; it forgets a job `MinJobAge` (5 minutes by default) after its end."""
+    """The controller's record of a job; it is removed `MinJobAge` (by default 5 minutes) after the job's end."""
 
     id: str
     state: str
@@ -29,18 +30,18 @@ class QueuedJob:
     user: str
     submitted_s: float | None
     started_s: float | None
-    """Start time of the newest start; for a waiting job, the start time that Slurm expects."""
+    """Time of the newest start; for a waiting job, the time at which Slurm expects to start it."""
 
     ended_s: float | None
     nodes: str
-    """Nodes in Slurm's notation, e.g. `n[1-4]`."""
+    """Names of the nodes in Slurm's notation, e.g. `n[1-4]`."""
 
     comment: str
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AccountedStart:
-    """The accounting's record of one start of a job."""
+    """The record of a start of a job in Slurm's accounting."""
 
     id: str
     name: str
@@ -53,12 +54,12 @@ class AccountedStart:
     ended_s: float | None
 
     signal: int = 0
-    """Number of the signal that ended its script; 0: none."""
+    """Number of the signal that ended the job's script; 0: no signal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class NodeGroup:
-    """Identical machines of a partition."""
+    """A group of identical machines of a partition."""
 
     partition: str
     is_default: bool
@@ -70,14 +71,14 @@ class NodeGroup:
 
 
 class Slurm:
-    """Slurm's programs on a machine."""
+    """Runs Slurm's programs on a machine."""
 
     def __init__(self, machine: Machine, *, answer_s: float = ANSWER_S) -> None:
-        """Run no program yet.
+        """Store the machine; no program is run.
 
         Args:
-            machine: Where the programs run.
-            answer_s: Longest wait for an answer, seconds.
+            machine: The machine on which the programs run.
+            answer_s: Maximum wait for an answer, seconds.
         """
         self._machine = machine
         self._answer_s = answer_s
@@ -88,10 +89,10 @@ class Slurm:
         """Submit a script, and return the job's ID in Slurm.
 
         Args:
-            script: Its path.
-            options: Of sbatch, besides those in the script.
-            secrets: Names of variables that the job gets from the environment of this process. It gets no
-                others except those of a login: other variables of this process would change the job.
+            script: Path of the script.
+            options: Options of sbatch, in addition to those in the script.
+            secrets: Names of variables that the job gets from the environment of this process. The job gets only these
+                and the variables of a login, because other variables of this process would change the job.
 
         Raises:
             AnswerLost: Slurm may or may not have the job.
@@ -101,7 +102,7 @@ class Slurm:
         found = answer.strip().splitlines()[-1:] or [""]
         job_id = found[0].partition(";")[0]
         if not job_id.isdecimal():
-            raise AnswerLost("sbatch must print the number of the job", got=answer)
+            raise AnswerLost("sbatch must print the job's number", got=answer)
         return job_id
 
     def check(self, script: str) -> None:
@@ -113,11 +114,11 @@ class Slurm:
         self._run("sbatch", "--test-only", text=script)
 
     def queue(self, *, ids: Sequence[str] = (), name: str | None = None) -> list[QueuedJob]:
-        """Return the controller's records of jobs; without arguments, of all jobs of the user.
+        """Return the controller's records of jobs; without arguments, the records of all jobs of the user.
 
         Args:
-            ids: Numbers of jobs in Slurm, of any user; unknown ones are left out.
-            name: Jobs of the user with this name.
+            ids: Numbers of jobs in Slurm, of any user; unknown numbers are left out.
+            name: Return only jobs of the user that have this name.
         """
         chosen = [f"--jobs={','.join(ids)}"] if ids else [f"--user={self._machine.user()}"]
         if name is not None:
@@ -133,7 +134,7 @@ class Slurm:
         return [_queued(line) for line in _records(answer, len(fields))]
 
     def accounting(self, ids: Sequence[str]) -> list[AccountedStart]:
-        """Return every start of jobs, oldest first; nothing on a cluster without accounting.
+        """Return the records of all starts of jobs, oldest first; none on a cluster without accounting.
 
         Args:
             ids: Numbers of jobs in Slurm.
@@ -143,7 +144,7 @@ class Slurm:
         chosen = [f"--jobs={','.join(ids)}", f"--delimiter={SEPARATOR}", f"--format={fields}"]
         try:
             answer = self._run("sacct", *arguments, *chosen)
-        except UserError:  # no accounting, or it does not answer: the controller and the folder do
+        except UserError:  # no accounting, or it does not answer: other sources remain
             return []
         return [_accounted(line) for line in _records(answer, fields.count(",") + 1)]
 
@@ -166,11 +167,11 @@ class Slurm:
         self._run("scontrol", "release", job_id)
 
     def signal_scripts(self, job_ids: Sequence[str]) -> None:
-        """Send the scripts of running jobs the signal that announces their end, so that the workers save."""
+        """Send the signal that announces the end to the scripts of running jobs, so that their workers save."""
         try:
             self._run("scancel", "--batch", f"--signal={NOTICE}", *job_ids)
         except UserError as error:
-            # For a task of an array, scancel 22.05 sends it, prints nothing, and ends with 1.
+            # For a task of an array, scancel 22.05 sends the signal, but prints nothing and exits with 1.
             if not any("_" in each for each in job_ids) or str(error.got) != "exit code 1":
                 raise
 
@@ -181,7 +182,7 @@ class Slurm:
         text: str | None = None,
         secrets: Sequence[str] | None = None,
     ) -> str:
-        """Run a program; with `secrets`, in the environment that a job gets."""
+        """Run a program, with `secrets` in the environment that a job gets, and return its output."""
         call = Call(
             argv=(program, *arguments),
             text=text,
@@ -245,7 +246,7 @@ def _node_group(fields: list[str]) -> NodeGroup:
 
 
 def _gpus_of_gres(text: str) -> int:
-    """Number of GPUs in e.g. `gpu:a100:4(S:0-1),shard:8`."""
+    """Return the number of GPUs in a text such as `gpu:a100:4(S:0-1),shard:8`."""
     total = 0
     for part in text.split(","):
         kind, _, rest = part.partition(":")
@@ -256,12 +257,12 @@ def _gpus_of_gres(text: str) -> int:
 
 
 def _gpus_of_tres(text: str) -> int:
-    """Number of GPUs in e.g. `billing=4,cpu=4,gres/gpu=2,gres/gpu:a100=2,node=2`."""
+    """Return the number of GPUs in a text such as `billing=4,cpu=4,gres/gpu=2,gres/gpu:a100=2,node=2`."""
     values = dict(part.partition("=")[::2] for part in text.split(","))
     count = values.get("gres/gpu", "0")
     return int(count) if count.isdecimal() else 0
 
 
 def _time(text: str) -> float | None:
-    """Seconds since the epoch; None for `N/A` and `Unknown`."""
+    """Return a time in seconds since the epoch; None for `N/A` and `Unknown`."""
     return float(text) if text.isdecimal() else None

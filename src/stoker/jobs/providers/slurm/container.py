@@ -1,4 +1,4 @@
-"""The container in which a job's workers run: its settings, and the programs and options that start it."""
+"""The container in which a job's workers run: its settings, and the commands that start it."""
 
 from __future__ import annotations
 
@@ -19,13 +19,16 @@ class Container:
     """An image with Stoker, and the folders mounted in it."""
 
     image: str
-    """Image in the runtime's notation: a file, or e.g. `docker://registry/image:tag` (apptainer), `registry#image:tag` (pyxis)."""
+    """Image in the notation of the runtime: a file, or e.g. `docker://registry/image:tag` (apptainer) or
+    `registry#image:tag` (pyxis)."""
 
     runtime: Literal["pyxis", "apptainer"]
-    """`pyxis`: the srun plugin that adds `--container-image`. `apptainer`: the program `apptainer exec`."""
+    """`pyxis`: the plugin that adds the option `--container-image` to srun. `apptainer`: the program `apptainer
+    exec`."""
 
     mounts: tuple[str, ...] = ()
-    """Folders to mount, `/FROM`, `/FROM:/TO` or `/FROM:/TO:ro`, besides those of the experiment and its runs."""
+    """Folders to mount, each `/FROM`, `/FROM:/TO` or `/FROM:/TO:ro`, in addition to the folders of the experiment and
+    its runs."""
 
     def __post_init__(self) -> None:
         if not self.image or self.image.startswith("-") or not self.image.isprintable():
@@ -41,14 +44,14 @@ class Container:
                 )
 
     def options(self, folders: Sequence[Path], *, gpus: bool) -> list[str]:
-        """Return the words that start a command in the container: options of srun (pyxis), or a program with its options.
+        """Return the words that start a command in the container: srun's options, or a program and its options.
 
         Args:
-            folders: Mounted at the same path, besides `mounts`.
+            folders: More folders to mount, at the same path in the container.
             gpus: Whether the workers have GPUs.
 
         Raises:
-            ConfigError: a folder's name has characters that end an entry of a list of mounts.
+            ConfigError: a folder's name has a character that separates entries in a list of mounts.
         """
         mounts = ",".join([*map(_same_path, _outermost(folders)), *map(_whole, self.mounts)])
         if self.runtime == "pyxis":
@@ -57,7 +60,7 @@ class Container:
 
 
 def _outermost(folders: Sequence[Path]) -> list[Path]:
-    """Leave out folders inside other folders."""
+    """Return the folders that are not inside another one of the folders."""
     return [
         each
         for each in dict.fromkeys(folders)
@@ -70,13 +73,13 @@ def _same_path(folder: Path) -> str:
         raise ConfigError(
             "a folder that is mounted in a container must have no spaces, commas or colons in its name",
             got=str(folder),
-            fix="Name another folder of runs: --set runs=DIR.",
+            fix="Choose another folder of runs: --set runs=DIR.",
         )
     return f"{folder}:{folder}"
 
 
 def _whole(mount: str) -> str:
-    """Write `/a` as `/a:/a`."""
+    """Return a mount with both paths: `/a` becomes `/a:/a`."""
     found = _MOUNT.fullmatch(mount)
     source, target, mode = found.groups() if found else (mount, None, None)
     return ":".join(filter(None, (source, target or source, mode)))

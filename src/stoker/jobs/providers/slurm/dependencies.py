@@ -1,8 +1,8 @@
-"""Jobs that wait for other jobs: options for sbatch, and the state of a waiting job.
+"""Makes jobs wait for other jobs: options for sbatch, and the state of a waiting job.
 
-Slurm treats a forgotten number as a job that is done, so only jobs that are not over are passed to it. It
-keeps nothing of a job that it cancels because of its dependency, neither in the queue after MinJobAge nor in the
-accounting: then the states of the predecessors say why it did not start.
+Slurm treats the number of a job that it has forgotten as a job that is done, so only the numbers of jobs that are not
+over are passed to Slurm. If Slurm cancels a job because of a predecessor, it keeps no record of that, neither in the
+queue after MinJobAge nor in the accounting. Then the states of the predecessors explain why the job did not start.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from stoker.jobs.provider import JobState, Phase
 from stoker.jobs.providers.slurm.state import BEFORE_FAILED, BY_SCANCEL, starts_of
 
 WAITS = "(Dependency)"
-"""End of the reason of a job that waits for another one."""
+"""How the reason of a job ends that waits for another job."""
 
 
 def dependency_options(job: Job, state: Callable[[str], JobState]) -> list[str]:
-    """Return options of sbatch with which a job waits for its unfinished predecessors.
+    """Return the options of sbatch that make a job wait for its unfinished predecessors.
 
     Args:
         job: The job.
@@ -44,7 +44,7 @@ def dependency_options(job: Job, state: Callable[[str], JobState]) -> list[str]:
 
 
 def with_predecessors(known: JobState, place: Path, state: Callable[[str], JobState]) -> JobState:
-    """Return the state of a job, with the predecessor that it waits for or that prevented its start.
+    """Return the state of a job; the reason names the predecessor that it waits for, or that prevented its start.
 
     Args:
         known: The state according to Slurm and the job's folder.

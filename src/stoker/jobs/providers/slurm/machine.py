@@ -1,4 +1,4 @@
-"""Where Slurm's programs run: on this machine, or on a login node behind ssh (`ssh`)."""
+"""The machine that runs Slurm's programs: this one, or a login node through ssh (`remote.ssh`)."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.jobs.provider import Array
 from stoker.jobs.providers.slurm.problems import AnswerLost
 
 LOGIN = ("HOME", "LANG", "LOGNAME", "PATH", "SHELL", "SLURM_CONF", "USER")
-"""Variables of a login: a job gets only these and its secrets."""
+"""Variables of a login; of this process's variables, a job gets only these and its secrets."""
 
 _KEPT = ("SLURM_CONF", "SLURM_CLUSTERS")
 _OTHERS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALLOC_", "SRUN_")
@@ -24,10 +24,10 @@ _OTHERS = ("SLURM_", "SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_", "SALL
 _NAME_UNSET = 'for name; do [ -n "${!name}" ] || printf "%s\\n" "$name"; done'
 
 LOGIN_S = 60.0
-"""Longest wait for a login, seconds."""
+"""Maximum wait for a login, seconds."""
 
 TIMES = ("SLURM_TIME_FORMAT", "%s")
-"""Programs print seconds since the epoch."""
+"""Environment variable, with its value, that makes Slurm's programs print times in seconds since the epoch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,19 +36,19 @@ class Call:
 
     argv: tuple[str, ...]
     text: str | None = None
-    """Its standard input; None: empty."""
+    """Standard input of the program; None: no input."""
 
     for_job: bool = False
-    """Whether a job inherits its environment, which is then that of a login, with the secrets."""
+    """Whether a job inherits the program's environment. Then the environment is that of a login, with the secrets."""
 
     secrets: Sequence[str] = ()
-    """Names of variables of this process that it gets."""
+    """Names of environment variables of this process that the program also gets."""
 
     shows_errors: bool = False
-    """Whether its stderr is shown at once, if it runs here."""
+    """Whether the program's stderr is shown immediately, if it runs on this machine."""
 
     answer_s: float
-    """Longest wait, seconds."""
+    """Maximum wait for the end of the program, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -69,36 +69,36 @@ class Machine(Protocol):
         """Run a program.
 
         Raises:
-            AnswerLost: the program may or may not have done its work.
+            AnswerLost: it is unknown whether the program has done its work.
             UserError: the program is missing.
         """
 
     def user(self) -> str:
-        """Return the number of the user there: a name may hold anything."""
+        """Return the user's number on the machine; it is used because a name may contain any character."""
 
     def on_cluster(self, job: Job) -> Job:
-        """Return the job with its paths on the cluster, which may differ."""
+        """Return the job with its paths on the cluster, which may differ from those on this machine."""
 
     def send(self, job: Job, names: Sequence[str], *, without: Sequence[str]) -> None:
-        """Write files into the job's folder on the cluster, and remove others there."""
+        """Write files into the job's folder on the cluster, and remove the files in `without` there."""
 
     def send_array(
         self, array: Array, names: Sequence[str], *, of_all: Sequence[str], without: Sequence[str]
     ) -> None:
-        """Do the same for each job of an array, and write the files `of_all` into the array's folder there."""
+        """Call `send` for each job of an array, and write the files `of_all` into the array's folder."""
 
     def mark(self, job: Job, place: Path, name: str) -> None:
-        """Create an empty file in the job's folder, which is `place` here."""
+        """Create an empty file in the job's folder, which is `place` on this machine."""
 
     def fetch(self, job: Job, place: Path) -> None:
-        """Copy what the job has written on the cluster into its folder here."""
+        """Copy the files that the job has written on the cluster into its folder on this machine."""
 
 
 class Here:
-    """This machine, which shares the file system of the cluster."""
+    """This machine, if it shares the file system of the cluster."""
 
     def run(self, call: Call) -> Answer:
-        """Run a program; raises as `Machine`."""
+        """Run a program; raises the errors of `Machine.run`."""
         program = call.argv[0]
         if shutil.which(program) is None:
             raise UserError(
@@ -140,12 +140,12 @@ class Here:
         """Do nothing: the folders are the same."""
 
     def mark(self, job: Job, place: Path, name: str) -> None:
-        """Create an empty file in the job's folder; only its owner may."""
+        """Create an empty file in the job's folder, which only the job's owner can do."""
         try:
             (place / name).touch()
         except PermissionError:
             raise UserError(
-                f"job {job.id} must be your own to be stopped", fix="Ask its owner to stop it."
+                f"only the owner of job {job.id} can stop it", fix="Ask the owner to stop it."
             ) from None
 
     def fetch(self, job: Job, place: Path) -> None:
@@ -153,24 +153,24 @@ class Here:
 
 
 def on_cluster(array: Array, machine: Machine) -> Array:
-    """Return the array; its paths and its ID are the same on the cluster."""
+    """Return the array with its paths on the cluster."""
     jobs = {number: machine.on_cluster(job) for number, job in array.jobs.items()}
     first = next(iter(jobs.values()))
     return replace(array, jobs=jobs, place=first.place.with_name(array.id))
 
 
 def require_secrets(names: Sequence[str], machine: Machine) -> None:
-    """Refuse secrets that a job would not have: set neither here nor by a login to the cluster, which every job does.
+    """Refuse secrets that a job would lack: they are set neither here nor by a login to the cluster.
 
     Raises:
-        ConfigError: names them.
+        ConfigError: secrets are not set; the message names them.
         UserError: the machine does not answer.
     """
     unset = [name for name in names if not os.environ.get(name)]
     if not unset:
         return
     call = Call(argv=("bash", "-l", "-c", _NAME_UNSET, "bash", *unset), answer_s=LOGIN_S)
-    said = machine.run(call).out.splitlines()  # with what the profiles of a login print
+    said = machine.run(call).out.splitlines()  # may include text that a login's profile prints
     if missing := [name for name in unset if name in said]:
         raise ConfigError(
             "secrets must be variables of the environment in which the job is submitted",
@@ -189,12 +189,12 @@ def no_answer(call: Call) -> AnswerLost:
 
 
 def _of_job(secrets: Sequence[str]) -> dict[str, str]:
-    """Other variables of this process would change the job."""
+    """Return the environment for a program whose environment a job inherits: other variables would change the job."""
     return {name: os.environ[name] for name in (*LOGIN, *secrets) if name in os.environ}
 
 
 def _of_program() -> dict[str, str]:
-    """Variables of a surrounding job, or of the user, must not change answers."""
+    """Return the environment for other programs, without variables that would change their answers."""
     kept = {
         name: value
         for name, value in os.environ.items()

@@ -1,4 +1,4 @@
-"""A connection to a port of a worker's node: from here, or through ssh to the login node."""
+"""Connects to a port of a worker's node: directly, or through ssh to the login node."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ from stoker.jobs.providers.slurm.script import workers_per_node
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
 ANSWER_S = 60.0
-"""Longest wait for `scontrol`."""
+"""Maximum wait for `scontrol`, seconds."""
 
 CONNECT_S = 10.0
-"""Longest wait for a connection."""
+"""Maximum wait for a connection, seconds."""
 
 _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
@@ -25,7 +25,7 @@ _ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 def address_of(
     job: Job, worker: int, state: JobState, *, target: SlurmTarget, machine: Machine
 ) -> str:
-    """Return the address of the node of a worker: srun fills the nodes of a job in their order.
+    """Return the address of a worker's node; srun distributes ranks over the nodes in their order.
 
     Raises:
         ConfigError: the worker does not run.
@@ -57,9 +57,10 @@ def connect(machine: Machine, host: str, port: int) -> Wire:
         made = socket.create_connection((host, port), timeout=CONNECT_S)
     except OSError as error:
         raise UserError(
-            f"port {port} of {host} must be one on which the worker listens",
+            f"the worker must listen on port {port} of {host}",
             got=Plain(error.strerror or str(error)),
-            fix="A server on 127.0.0.1 of its node is not reached: train.metrics_host, `--host` of TensorBoard.",
+            fix="A server that listens on 127.0.0.1 cannot be reached: set train.metrics_host, or "
+            "`--host` of TensorBoard.",
         ) from None
     made.settimeout(None)
     return made

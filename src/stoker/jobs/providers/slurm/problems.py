@@ -31,7 +31,7 @@ _PROBLEMS = {
         "Slurm must accept this machine's credentials",
         "Munge may not run here; ask the cluster's administrators.",
     ),
-    "nvalid partition": ("partition must be one of the cluster's", "List them: sinfo --summarize."),
+    "nvalid partition": ("partition must exist in the cluster", "List them: sinfo --summarize."),
     "Invalid account": (
         "account and partition must be ones that you may use together",
         "List yours: sacctmgr show associations user=$USER.",
@@ -74,10 +74,10 @@ _PROBLEMS = {
         "Request less, or wait until other jobs of yours have ended.",
     ),
 }
-"""Part of a message -> rule and remedy."""
+"""Part of a message of Slurm -> rule and remedy for the user."""
 
 _HINT = 'Try "'
-"""Begin of the line after that of an unknown option: `Try "sbatch --help" for more information`."""
+"""Beginning of a line that follows the error about an unknown option: `Try "sbatch --help" for more information`."""
 
 _CONFIG = ("partition", "account", "qos", "machines", "the partition", "the time", "the cluster")
 
@@ -86,16 +86,16 @@ def problem(program: str, code: int, output: str) -> UserError:
     """Return the error to raise for a program that failed.
 
     Args:
-        program: Its name.
-        code: Its exit code, negative for a signal.
-        output: What it printed.
+        program: Name of the program.
+        code: Exit code, negative for a signal.
+        output: Output of the program.
     """
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     lines = [line for line in lines if not line.startswith(_HINT)] or lines
     said = lines[-1].removeprefix(f"{program}: ").removeprefix("error: ") if lines else ""
     if code < 0 and program == "sbatch":
         return AnswerLost(
-            "sbatch must end by itself",
+            "sbatch must not be killed",
             got=Plain(f"it was killed by signal {-code}"),
             fix="Run the same command again: a job that was submitted is found, and not submitted twice.",
         )
@@ -131,7 +131,7 @@ WAITS = {
     "BadConstraints": "waits forever: no machine has what it requests",
     "launch failed requeued held": "could not be started and is held: scontrol release JOB",
 }
-"""Slurm's reason -> what it means. Source: squeue(1), JOB REASON CODES."""
+"""Slurm's reason -> explanation for the user. Source: squeue(1), JOB REASON CODES."""
 
 
 def why_it_waits(reason: str, job_id: str) -> str:

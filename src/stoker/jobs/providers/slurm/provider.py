@@ -1,4 +1,4 @@
-"""A Slurm cluster as a target, from one of its login nodes or through ssh."""
+"""Runs jobs on a Slurm cluster, from one of its login nodes or through ssh."""
 
 from __future__ import annotations
 
@@ -46,26 +46,27 @@ from stoker.jobs.providers.slurm.stopping import end, queue_of, unless_noted_can
 from stoker.jobs.recent import RecentStates
 
 STOP = "stop"
-"""File in the job's folder: a user has stopped the job."""
+"""File in the job's folder whose existence means that a user has stopped the job."""
 
 LEFT_BY_LAST = (STOP, "outcome", "failures")
-"""Files of an earlier submission of the same job, which do not apply to the next one."""
+"""Files that an earlier submission of the same job has left in its folder; they are removed before the next
+submission."""
 
 STOP_MARGIN_S = 90.0
-"""How much longer than the workers' grace `stop` waits for the end, seconds: Slurm's KillWait is 30 s by default."""
+"""`stop` waits for the workers' grace period plus this time, seconds; Slurm's KillWait is 30 s by default."""
 
 _recent = RecentStates()
 
 
 class SlurmProvider:
-    """The cluster whose programs (`sbatch`, `squeue`, ...) are on the PATH, here or on the login node of `via`."""
+    """The cluster whose programs (`sbatch`, `squeue`) are on the PATH here, or on the login node of `via`."""
 
     def __init__(self, name: str, settings: SlurmTarget) -> None:
-        """Run no program yet.
+        """Create the provider; no program is run.
 
         Args:
-            name: Of the target.
-            settings: Its settings.
+            name: Name of the target.
+            settings: Settings of the target.
         """
         self.name = name
         self.settings = settings
@@ -73,10 +74,10 @@ class SlurmProvider:
         self._slurm = Slurm(self._machine)
 
     def validate(self, job: Job) -> None:
-        """Refuse what no machine of the partition can run, and what sbatch would refuse."""
+        """Refuse a job that no machine of the partition can run, or that sbatch would refuse."""
         there = self._machine.on_cluster(job)
         script = render(there, self.settings, job.folder)
-        if not self.settings.setup:  # a line of it may set them
+        if not self.settings.setup:  # a line of `setup` may set the secrets
             names = [each for each in job.secrets if each not in self.settings.environment]
             require_secrets(names, self._machine)
         require_capacity(job, self.settings, self._slurm.node_groups())
@@ -89,7 +90,7 @@ class SlurmProvider:
         return render(self._machine.on_cluster(job), self.settings, job.folder)
 
     def submit(self, job: Job) -> str:
-        """Submit it, or find its earlier submission in Slurm's queue, by name and comment."""
+        """Submit a job, or find its earlier submission in Slurm's queue by name and comment."""
         found, number = self._submitted(job), None
         if found is None:
             found = number = self._submit(job)
@@ -104,7 +105,7 @@ class SlurmProvider:
         self._slurm.check(self._script_of(array))
 
     def submit_array(self, array: Array) -> Mapping[int, str]:
-        """Submit the jobs as one job array, or find those of an earlier submission in Slurm's queue."""
+        """Submit jobs as a job array, except those that an earlier submission has put into Slurm's queue."""
         found = self._live_tasks(array)
         missing = {each: job for each, job in array.jobs.items() if each not in found}
         number = None
@@ -120,7 +121,7 @@ class SlurmProvider:
         return found
 
     def state(self, job_id: str) -> JobState:
-        """Return the state that Slurm knows, or that the job's folder keeps after Slurm has forgotten it."""
+        """Return the state that Slurm reports, or the state in the job's folder if Slurm has forgotten the job."""
         return _recent.state(job_id, self._state)
 
     def _state(self, job_id: str) -> JobState:
@@ -142,7 +143,7 @@ class SlurmProvider:
         return with_predecessors(known, place, self.state)
 
     def fetch(self, job_id: str) -> None:
-        """Copy the logs of a job into its folder here, if the cluster does not share it."""
+        """Copy the logs of a job into its folder on this machine, if the cluster does not share this folder."""
         place = find_place(job_id)
         self._machine.fetch(open_job(place), place)
 
@@ -198,11 +199,11 @@ class SlurmProvider:
         return sorted(map(state, states), key=lambda each: each.submitted_s or 0.0, reverse=True)
 
     def stop(self, job_id: str) -> None:
-        """Let the workers save, and wait for the end; remove a waiting job from the queue."""
+        """Let the workers of a job save, and wait for its end; remove a waiting job from the queue."""
         self._stop([job_id], are_whole=False)
 
     def stop_all(self, job_ids: Sequence[str]) -> None:
-        """Stop all jobs of a sweep at the same time: one call removes the waiting ones from the queue."""
+        """Stop all jobs of a sweep at the same time; a single call removes all waiting jobs from the queue."""
         self._stop(job_ids, are_whole=True)
 
     def _stop(self, job_ids: Sequence[str], *, are_whole: bool) -> None:
@@ -219,7 +220,7 @@ class SlurmProvider:
                 _recent.forget(job_id)
 
     def _live(self, job_ids: Sequence[str]) -> dict[str, str]:
-        """Return the waiting and running jobs: number in Slurm -> ID."""
+        """Return the waiting and running ones of these jobs: number in Slurm -> ID."""
         found: dict[str, tuple[str, str]] = {}
         for job_id in job_ids:
             place = find_place(job_id)
@@ -233,14 +234,15 @@ class SlurmProvider:
         }
 
     def _id_there(self, job_id: str, place: Path) -> str:
-        """Return a job's ID on the cluster: it differs if the job's folder has another path there."""
+        """Return a job's ID on the cluster, which differs if the job's folder has another path there."""
         if self.settings.via is None:
             return job_id
         return self._machine.on_cluster(open_job(place)).id
 
     def _submitted(self, job: Job) -> str | None:
-        """Return the number of an earlier submission that is not over, or whose answer was lost."""
-        # One that is over was found by its answer, and is to start again; or its answer was lost, or its folder deleted.
+        """Return the number of an earlier submission that is live, or that is done but was not recorded."""
+        # If a submission that is over was recorded, the user wants a new start. If it was not recorded, its answer was
+        # lost or its folder was deleted; then a completed job is the one that was submitted.
         is_lost = read_submitted(job.place) is None and (
             self.settings.via is not None or outcome(job.place) is not None
         )
@@ -292,7 +294,7 @@ class SlurmProvider:
         return render(next(iter(there.jobs.values())), self.settings, source, there)
 
     def _make_ready(self, job: Job) -> list[str]:
-        """Write the files that make the environment into a job's folder, and remove those of an earlier submission; return names."""
+        """Remove files of an earlier submission, and write those for the environment; return their names."""
         for name in LEFT_BY_LAST:
             (job.place / name).unlink(missing_ok=True)
         (job.place / LOGS).mkdir(parents=True, exist_ok=True)
@@ -302,7 +304,7 @@ class SlurmProvider:
         return list(files)
 
     def _sbatch(self, job: Job, script: Path) -> str:
-        """Submit a script that is on the cluster, of a job or of an array, and return its number."""
+        """Submit the script of a job or an array, which is on the cluster; return the number in Slurm."""
         there = self._machine.on_cluster(job)
         python = interpreter(there, self.settings, job.folder)
         make_environment(there.place, python, self.settings, self._machine)
@@ -311,7 +313,7 @@ class SlurmProvider:
 
 
 def machine_of(settings: SlurmTarget) -> Machine:
-    """Return the machine with Slurm's programs, for a target."""
+    """Return the machine on which a target's Slurm programs run."""
     if settings.via is None or settings.remote_folder is None:
         return Here()
     return Ssh(settings.via.removeprefix(VIA_SSH), Path(settings.remote_folder))

@@ -1,4 +1,4 @@
-"""The script for sbatch: options as `#SBATCH` lines, facts of the job, then `job.sh`."""
+"""Renders the script for sbatch: options as `#SBATCH` lines, variables with facts of the job, then `job.sh`."""
 
 from __future__ import annotations
 
@@ -21,10 +21,11 @@ SCRIPT = "job.sbatch"
 
 BODY = Path(__file__).with_name("job.sh")
 SETUP_LINE = "#@ environment, modules and setup of the target\n"
-"""Line of the body that is replaced by what the target needs."""
+"""Line of `job.sh` that is replaced by the target's setup lines."""
 
 NOTICE = "URG"
-"""Signal that announces an end: a script that has not set its traps yet ignores it, but is killed by USR1 and TERM."""
+"""Signal that announces the end of a job. A script that has not yet set its traps ignores this signal; USR1 and TERM
+would kill it."""
 
 LOGIN = f"""\
 # The login that `bash -l` does before its first line: a signal meanwhile must not end the script.
@@ -40,14 +41,14 @@ done
 """
 
 MARK = "stoker"
-"""Key of the job's ID in the JSON that is the comment of a Slurm job."""
+"""Key of the job's ID in a Slurm job's comment, which is JSON."""
 
 SAVE_MARGIN_S = 5
-"""How long before the time limit the job is requeued even if workers still save, seconds."""
+"""Time before the time limit at which the job is requeued even if workers are still saving, seconds."""
 
 PREEMPTED_S = 600
-"""How long a job that received the signal waits to be preempted, seconds; then it starts again. Longer than GraceTime
-of most clusters."""
+"""Time for which a job that received the signal waits to be preempted, seconds; if it is not preempted, it starts
+again. The time is longer than GraceTime of most clusters."""
 
 _NAME_CHARS = 64
 _ID_CHARS = 9
@@ -62,11 +63,11 @@ def slurm_name(job_id: str) -> str:
 
 
 def comment(job: Job, name: str) -> str:
-    """Return the comment of a job or array in Slurm, JSON of one line in ASCII.
+    """Return the comment of a job or array in Slurm: a line of JSON in ASCII.
 
     Args:
-        job: The job, or any of the array's.
-        name: ID of the job or sweep.
+        job: The job, or any job of the array.
+        name: ID of the job or of the sweep.
     """
     facts = {MARK: name, "gpu_hours": job.resources.gpu_hours, "labels": job.labels}
     return json.dumps({key: value for key, value in facts.items() if value})
@@ -90,18 +91,19 @@ def render(
     Args:
         job: The job with its paths on the cluster, or any job of an array.
         target: The settings of the target.
-        source: The experiment's folder on this machine; None: that of the job.
-        array: The jobs that are submitted together; None: one job.
+        source: The experiment's folder on this machine; None: `job.folder`.
+        array: The jobs that are submitted together; None: only `job` is submitted.
 
     Raises:
-        ConfigError: a name or path is not possible in a script, or workers cannot be distributed evenly.
+        ConfigError: a name or a path cannot be written into a script, or workers cannot be distributed evenly.
     """
     require_printable(str(job.place), "the folder of runs and the experiment's name")
     if _PATTERN.search(str(job.place)):
         raise ConfigError(
-            "the folder of runs must have neither % nor \\ in its path: Slurm takes them for a pattern of the log's name",
+            "the path of the folder of runs must contain neither % nor \\, which have a "
+            "meaning in the name of Slurm's log",
             got=str(job.place),
-            fix="Name another one: --set runs=DIR, or remote_folder of the target.",
+            fix="Choose another folder: --set runs=DIR, or remote_folder of the target.",
         )
     options = [*_options(job, target, array), *target.sbatch]
     python = interpreter(job, target, source)
@@ -131,7 +133,7 @@ def render(
 
 
 def printable(text: str) -> str:
-    """Convert a text to ASCII without control characters, for a comment of the script."""
+    """Convert a text to ASCII without control characters, for a comment in the script."""
     return json.dumps(text)[1:-1]
 
 
@@ -149,7 +151,8 @@ def _options(job: Job, target: SlurmTarget, array: Array | None) -> list[str]:
         ("account", target.account),
         ("qos", target.qos),
         ("nodes", _nodes(job, per_node)),
-        # An elastic job must not set it either: Slurm would derive a number of tasks from them, and use the fewest machines.
+        # An elastic job must not set this option either: Slurm would compute a number of tasks from it, and would
+        # always allocate the minimum number of machines.
         ("ntasks", None if needs.min_workers else needs.workers),
         ("ntasks-per-node", None if needs.min_workers else per_node),
         ("cpus-per-task", needs.cpus),
@@ -170,8 +173,8 @@ def tasks(numbers: Sequence[int], at_once: int | None) -> str:
     """Return the value of `--array`, e.g. `0-2,5%2`.
 
     Args:
-        numbers: Of the tasks, ascending.
-        at_once: Most that run at a time.
+        numbers: Numbers of the tasks, ascending.
+        at_once: Maximum number of tasks that run at the same time.
     """
     spans: list[list[int]] = []
     for number in numbers:
@@ -187,7 +190,7 @@ def workers_per_node(job: Job, target: SlurmTarget) -> int:
     """Return how many workers each machine gets.
 
     Raises:
-        ConfigError: they cannot be distributed evenly, or an elastic job has several on each machine.
+        ConfigError: workers cannot be distributed evenly, or an elastic job has several workers on each machine.
     """
     nodes = target.nodes or job.resources.workers
     if job.resources.min_workers and nodes != job.resources.workers:
@@ -213,13 +216,13 @@ def _nodes(job: Job, per_node: int) -> str:
 
 
 def _workers(job: Job) -> str:
-    """As many as Slurm gave machines to an elastic job; tasks that are too many end at once."""
+    """Return the number of workers, as shell text; for an elastic job, the number of machines that Slurm allocated."""
     return "$SLURM_JOB_NUM_NODES" if job.resources.min_workers else str(job.resources.workers)
 
 
 def _gpus(needs: Resources, per_node: int, target: SlurmTarget) -> tuple[str, object]:
     kind = f"{target.gpu_type}:" if target.gpu_type else ""
-    # An elastic job names no number of tasks.
+    # An elastic job does not set a number of tasks, so GPUs per task cannot be used.
     if target.gpus_by == "gres" or needs.min_workers:
         return "gres", f"gpu:{kind}{needs.gpus * per_node}"
     return "gpus-per-task", f"{kind}{needs.gpus}"
@@ -229,9 +232,11 @@ def _step_options(job: Job, target: SlurmTarget) -> list[str]:
     needs = job.resources
     options = ["--ntasks-per-node=1"] if needs.min_workers else []
     if needs.cpus:
-        options.append(f"--cpus-per-task={needs.cpus}")  # srun does not take it from the job
+        # `srun` does not take this option from the job.
+        options.append(f"--cpus-per-task={needs.cpus}")
     if needs.gpus and target.gpus_by == "gres" and workers_per_node(job, target) > 1:
-        options.append(f"--gpu-bind=per_task:{needs.gpus}")  # else each sees all of the machine's
+        # Otherwise each worker sees all GPUs of its machine.
+        options.append(f"--gpu-bind=per_task:{needs.gpus}")
     if target.container is not None and target.container.runtime == "pyxis":
         options.extend(target.container.options((job.folder, job.runs), gpus=needs.gpus > 0))
     return options
@@ -252,10 +257,10 @@ def _setup(job: Job, target: SlurmTarget) -> str:
 
 
 def quoted(value: str) -> str:
-    """Return a value as sbatch reads it in a `#SBATCH` line: a backslash escapes, also inside of quotes.
+    """Quote a value for a `#SBATCH` line, where a backslash escapes the next character, even inside quotes.
 
     Raises:
-        ConfigError: a line break, which would end the line.
+        ConfigError: the value has a line break, which would end the line.
     """
     require_printable(value, "what is passed to sbatch")
     if _SAFE.fullmatch(value):
@@ -264,6 +269,6 @@ def quoted(value: str) -> str:
 
 
 def _duration(seconds: float) -> str:
-    """Convert to whole minutes, which is how Slurm counts limits, as `D-HH:MM:00`."""
+    """Convert seconds to `D-HH:MM:00`, because Slurm counts time limits in whole minutes."""
     minutes = max(1, math.ceil(seconds / 60))
     return f"{minutes // 1440}-{minutes // 60 % 24:02}:{minutes % 60:02}:00"

@@ -15,80 +15,87 @@ OWN_OPTIONS = (
     *("--array", "--chdir", "--comment", "--error", "--export", "--job-name", "--no-requeue"),
     *("--ntasks", "--open-mode", "--output", "--parsable", "--requeue", "--signal", "--wrap"),
 )
-"""Options of sbatch that Stoker sets itself: with another value it would lose the job or its state."""
+"""Options of sbatch that only Stoker may set: with other values, it could not find the job or read its state."""
 
 VIA_SSH = "ssh:"
 
 MAX_RESTARTS = 1000
-"""A larger number of restarts is certainly a typing error."""
+"""Maximum of `max_restarts`; a larger number is certainly a typo."""
 
 _HIDDEN = re.compile(r"[\x00-\x1f\x7f\x85\u2028\u2029]")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class SlurmTarget:
-    """The part of a cluster on which jobs run, and how a worker's environment is made there."""
+    """Settings of a target with `provider: slurm`: on which machines jobs run, and in which environment."""
 
     partition: str | None = None
-    """Partition; default: the cluster's default."""
+    """Partition; default: the cluster's default partition."""
 
     account: str | None = None
-    """Account that pays for the job; default: the user's default."""
+    """Account that is charged for the job; default: the user's default account."""
 
     qos: str | None = None
-    """Quality of service; default: the user's default."""
+    """Quality of service (QOS); default: the user's default QOS."""
 
     nodes: int | None = None
-    """Machines of a job, over which the workers are distributed evenly; default: one machine for each worker."""
+    """Number of machines of a job; workers are distributed evenly over them. Default: one machine per worker."""
 
     gpus_by: Literal["gres", "gpus-per-task"] = "gres"
-    """How GPUs are requested: `--gres` of each machine, which elastic jobs always use, or `--gpus-per-task`."""
+    """Option of sbatch that requests GPUs: `gres`: `--gres`, per machine, which elastic jobs always use;
+    `gpus-per-task`: `--gpus-per-task`, per worker."""
 
     gpu_type: str | None = None
-    """The cluster's name of the kind of GPU, e.g. `a100`; default: any."""
+    """Name of the kind of GPU on the cluster, e.g. `a100`; default: any kind."""
 
     modules: tuple[str, ...] = ()
     """Environment modules that are loaded before the workers start, e.g. `cuda/12.5`."""
 
     setup: tuple[str, ...] = ()
-    """Lines of shell that run before the workers start, after `modules`."""
+    """Shell lines that run after `modules` and before the workers start."""
 
     sbatch: tuple[str, ...] = ()
-    """Further options of sbatch, passed on unchanged, e.g. `--constraint=ib`."""
+    """More options of sbatch, which are passed on unchanged, e.g. `--constraint=ib`."""
 
     environment: dict[str, str] = field(default_factory=dict)
-    """Variables of every worker, e.g. `NCCL_*` and `TF_*`; those of the job take precedence."""
+    """Environment variables of every worker, e.g. `NCCL_*` and `TF_*`; variables of the job take precedence."""
 
     network_interface: str | None = None
-    """Interface whose address the workers use among themselves, on machines with several; default: that of the host name."""
+    """Network interface through which the workers reach each other; default: the one with the address of the host
+    name."""
 
     python: str | None = None
-    """Python of the environment that has Stoker on the machines; default: the Python that submits the job. With `environment_from: lock`:
-    the version or path of the Python of which uv makes the environment."""
+    """Python on the machines that has Stoker; default: the Python that submits the job. With `environment_from: lock`:
+    version or path of the Python on which uv bases the environment."""
 
     environment_from: Literal["python", "lock"] = "python"
-    """`lock`: uv makes the environment from a lock of the experiment, once for each lock."""
+    """`lock`: uv makes the environment from the experiment's lock file, once for each content of the lock file."""
 
     environments_folder: str | None = None
-    """Folder of environments of locks, on the shared file system; default: `.environments` in the folder of runs."""
+    """Folder on the shared file system for environments from lock files; default: `.environments` in the folder of
+    runs."""
 
     environment_on_local_disk: bool = False
-    """Whether each machine copies the environment of the lock to its own disk (`$SLURM_TMPDIR`, `$TMPDIR` or /tmp)."""
+    """Whether each machine copies the environment from the lock file to its own disk (`$SLURM_TMPDIR`, `$TMPDIR` or
+    /tmp)."""
 
     container: Container | None = None
-    """`{image: ..., runtime: pyxis or apptainer, mounts: [/FROM:/TO:ro]}`: the workers run in a container that has Stoker; `python` is the image's."""
+    """Container in which the workers run: `{image: ..., runtime: pyxis or apptainer, mounts: [/FROM:/TO:ro]}`. The
+    image must have Stoker; `python` is a Python in the image."""
 
     via: str | None = None
-    """`ssh:LOGIN`: submission from a machine that does not share the cluster's file system, by your own ssh; LOGIN as ssh takes it."""
+    """`ssh:LOGIN`: submit through your own ssh, from a machine that does not share the cluster's file system. LOGIN is
+    a destination of ssh."""
 
     remote_folder: str | None = None
-    """With `via`: folder on the cluster's shared file system; an experiment's data and runs are in its folder NAME."""
+    """With `via`: folder on the cluster's shared file system. REMOTE_FOLDER/NAME holds the data and runs of the
+    experiment NAME."""
 
     grace_s: int = 120
-    """Time before the time limit at which the workers save, seconds. Slurm may be up to 60 s early."""
+    """Workers save this many seconds before the time limit. Slurm may announce the limit up to 60 s earlier."""
 
     max_restarts: int = 3
-    """How often a job restarts after a worker failed; preemptions and time limits do not count."""
+    """Maximum number of restarts after failures of workers; preemptions and time limits are not counted."""
 
     def __post_init__(self) -> None:
         _require_plain(self)
@@ -108,14 +115,14 @@ class SlurmTarget:
             )
         if self.environment_on_local_disk and self.environment_from != "lock":
             raise ConfigError(
-                "environment_on_local_disk must come with environment_from: lock",
+                "environment_on_local_disk needs environment_from: lock",
                 got=Plain(f"environment_from: {self.environment_from}"),
             )
         if self.container is not None and self.environment_from != "python":
             raise ConfigError(
-                "environment_from must be python where the target has a container",
+                "environment_from must be python if the target has a container",
                 got=self.environment_from,
-                fix="The environment is that of the image: remove one of the two.",
+                fix="The image already has an environment: remove one of the two settings.",
             )
         for name in self.environment:
             require_variable(name, "environment")
@@ -124,7 +131,7 @@ class SlurmTarget:
 
 
 def require_variable(name: str, where: str) -> None:
-    """Refuse what cannot be the name of an environment variable.
+    """Refuse a text that cannot be the name of an environment variable.
 
     Raises:
         ConfigError: the name is invalid.
@@ -134,10 +141,10 @@ def require_variable(name: str, where: str) -> None:
 
 
 def require_printable(text: str, where: str) -> None:
-    """Refuse a line break or another control character, which would end a line of the script.
+    """Refuse a text with a line break or another control character, which would end a line of the script.
 
     Raises:
-        ConfigError: the text has one.
+        ConfigError: the text has such a character.
     """
     if _HIDDEN.search(text):
         raise ConfigError(f"{where} must not contain line breaks or control characters", got=text)
@@ -166,15 +173,15 @@ def _require_via(target: SlurmTarget) -> None:
         )
     if not folder.startswith("/"):
         raise ConfigError(
-            "remote_folder must be an absolute path on the cluster where the target has `via`",
+            "remote_folder must be an absolute path on the cluster if the target has `via`",
             got=target.remote_folder,
         )
     require_printable(folder, "remote_folder")
     if target.environment_from != "lock" and target.python is None and target.container is None:
         raise ConfigError(
-            "python, container or environment_from: lock must be set where the target has `via`",
+            "python, container or environment_from: lock must be set if the target has `via`",
             got=Plain("none of them"),
-            fix="Name the Python on the cluster that has Stoker: python: /shared/envs/stoker/bin/python.",
+            fix="Set the Python on the cluster that has Stoker: python: /shared/envs/stoker/bin/python.",
         )
 
 
@@ -186,7 +193,9 @@ def _require_option(option: str) -> None:
         )
     if name in OWN_OPTIONS:
         raise ConfigError(
-            f"sbatch must leave {name} to Stoker", got=option, fix="Remove it from the target."
+            f"`sbatch` must not contain {name}, which Stoker sets",
+            got=option,
+            fix="Remove it from the target.",
         )
     if any(own.startswith(name) for own in OWN_OPTIONS):
         raise ConfigError(

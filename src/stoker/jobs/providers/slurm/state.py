@@ -1,4 +1,4 @@
-"""A job's state from the queue, the accounting and the files that its script leaves in its folder."""
+"""Determines a job's state from Slurm's queue, Slurm's accounting, and the files that the job's script writes."""
 
 from __future__ import annotations
 
@@ -15,22 +15,22 @@ _WAITING = {"PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "SPECIAL_EXIT"
 _RUNNING = {"RUNNING", "COMPLETING", "SIGNALING", "STAGE_OUT", "SUSPENDED", "STOPPED", "RESIZING"}
 
 BY_SCANCEL = "by scancel"
-"""Reason of a job that was canceled without `stoker stop`."""
+"""Reason that is shown for a job that was canceled without `stoker stop`."""
 
 BEFORE_FAILED = "a job that must be done before it has failed or was stopped"
-"""Reason of a job that Slurm has canceled because of a predecessor, if nothing more is known."""
+"""Reason that is shown for a job that Slurm has canceled because of a predecessor, if no more is known."""
 
 FORGOTTEN = (
     "Slurm's controller has no record of it, and its folder does not say how it ended; "
     "submit it again: it goes on from its last checkpoint"
 )
-"""Reason of a job that the controller has lost, or whose script was cut off."""
+"""Reason that is shown for a job that the controller has lost, or whose script ended without a record."""
 
 NEVER = "DependencyNeverSatisfied"
 """Slurm's reason for a job that it cancels because a predecessor has failed."""
 
 SIGNALED = "SIGNALED"
-"""What we call the state of a failed job whose script was ended by a signal."""
+"""Stoker's name for the state of a failed job whose script was ended by a signal."""
 
 _ENDS = {
     "FAILED": "its folder could not be written (a full disk), or a line of the target's setup ended its script; "
@@ -46,7 +46,7 @@ _ENDS = {
     "PREEMPTED": "it was preempted, and the cluster does not start jobs again; submit it again",
     "REVOKED": "the cluster gave it to another cluster",
 }
-"""State of Slurm -> why the job failed."""
+"""State in Slurm -> why the job has failed."""
 
 
 def is_live(state: str) -> bool:
@@ -55,14 +55,15 @@ def is_live(state: str) -> bool:
 
 
 def is_of_array(number: str) -> bool:
-    """Whether a number in Slurm is that of an array's task."""
+    """Whether a number in Slurm belongs to a task of an array."""
     return "_" in number
 
 
 def is_of(queued: QueuedJob, job_id: str) -> bool:
-    """Whether a job of Slurm is this one: numbers begin again at 1 where a controller has lost its state."""
+    """Whether a job in Slurm is this job. Its number is not enough: after a loss of state, Slurm starts again at 1."""
     named = job_id_of(queued.comment)
-    return named == job_id or (named is not None and is_of_array(queued.id))  # that has its sweep's
+    # A task has the comment of its sweep.
+    return named == job_id or (named is not None and is_of_array(queued.id))
 
 
 def is_over(state: str) -> bool:
@@ -71,7 +72,7 @@ def is_over(state: str) -> bool:
 
 
 def outcome(place: Path) -> tuple[int, str] | None:
-    """Return the exit code and the reason that the job's script has written at its end."""
+    """Return the exit code and the reason that the job's script has written at its end; None if it has not."""
     try:
         code, _, reason = (place / "outcome").read_text().strip().partition(" ")
         return int(code), reason
@@ -91,16 +92,16 @@ def known_state(
 
     Args:
         job_id: `Job.id`.
-        place: Its folder.
-        submitted: What was recorded when Slurm accepted it; None: nothing.
-        queued: The controller's record.
-        starts: The accounting's records of the starts, oldest first.
+        place: The job's folder.
+        submitted: The record of the submission; None if Slurm has not accepted the job.
+        queued: The controller's record of the job; None if the controller does not know the job.
+        starts: The accounting's records of the job's starts, oldest first.
     """
     if submitted is None:
         reason = "not submitted, or the answer was lost: submit it again, it is found or submitted"
         return JobState(id=job_id, scheduler_id="", phase=Phase.UNKNOWN, reason=reason)
     count = starts_of(place)
-    if not is_of_array(submitted.scheduler_id):  # a task has the name of its sweep
+    if not is_of_array(submitted.scheduler_id):  # a task has the name of its sweep, not of its job
         starts = [each for each in starts if each.name == slurm_name(job_id)]
     last = starts[-1] if starts else None
     phase, reason = _phase(place, _state(queued, last), count)
@@ -109,7 +110,7 @@ def known_state(
     if queued is not None and phase in (Phase.WAITING, Phase.RESTARTING):
         reason = why_it_waits(queued.reason, queued.id)
     waits = phase in (Phase.WAITING, Phase.RESTARTING)
-    never = phase.is_over and not count  # Slurm reports the time of the end for both
+    never = phase.is_over and not count  # then Slurm reports the time of the end also as the start
     source = queued or last
     return JobState(
         id=job_id,
@@ -127,26 +128,27 @@ def known_state(
 
 
 def _state(queued: QueuedJob | None, last: AccountedStart | None) -> str | None:
-    """State in Slurm, `SIGNALED` where its script did not begin; None: Slurm has forgotten the job."""
+    """Return the state in Slurm, `SIGNALED` if a signal ended the script; None if Slurm has forgotten the job."""
     if queued is None:
-        # The controller knows all jobs that wait or run, unless it was killed before it had saved them.
+        # A controller knows all waiting and running jobs, unless it was killed before it saved them. So a live job
+        # that it does not know is lost.
         if last is None or is_live(last.state):
             return None
         return SIGNALED if last.state == "FAILED" and last.signal else last.state
-    # Slurm 22.05 says JobLaunchFailure, later ones RaisedSignal:15(Terminated).
+    # Slurm 22.05 reports JobLaunchFailure, later versions RaisedSignal:15(Terminated).
     by_signal = queued.reason.startswith(("JobLaunchFailure", "RaisedSignal"))
     return SIGNALED if queued.state == "FAILED" and by_signal else queued.state
 
 
 def _gpu_seconds(starts: Sequence[AccountedStart]) -> float | None:
-    """Sum of all starts; None if none has a GPU: a cluster that does not count GPUs reports that for all jobs."""
+    """Return the GPU seconds of all starts; None without GPUs, or if the cluster does not count GPUs."""
     if not any(each.gpus for each in starts):
         return None
     return sum(each.elapsed_s * each.gpus for each in starts)
 
 
 def _phase(place: Path, state: str | None, starts: int) -> tuple[Phase, str]:
-    """Phase and reason for a state of Slurm; None: Slurm has forgotten the job."""
+    """Return phase and reason for a state in Slurm; `state` is None if Slurm has forgotten the job."""
     found = outcome(place)
     if state in _WAITING:
         return (Phase.RESTARTING if starts else Phase.WAITING), ""

@@ -1,4 +1,4 @@
-"""Ends jobs: waiting ones leave the queue, the scripts of the others let their workers save."""
+"""Ends jobs: removes waiting jobs from the queue, and makes the scripts of running jobs let their workers save."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ POLL_S = 0.5
 
 
 def queue_of(slurm: Slurm, numbers: Collection[str]) -> list[QueuedJob]:
-    """Return the controller's records of jobs, and of the other tasks of their arrays if there are several."""
+    """Return the controller's records of jobs; for several jobs, also those of other tasks of their arrays."""
     ids = numbers if len(numbers) == 1 else {array_of(each) for each in numbers}
     return slurm.queue(ids=sorted(ids)) if ids else []
 
 
 @contextlib.contextmanager
 def unless_noted_cancelled(slurm: Slurm, number: str | None) -> Iterator[None]:
-    """Cancel a job whose number cannot be noted in its folder.
+    """Cancel a job if its number cannot be recorded in its folder inside the block.
 
     Args:
-        slurm: Its programs.
-        number: Of a job or array that was submitted just now; None: an earlier submission was found.
+        slurm: Slurm's programs.
+        number: Number of a job or array that was submitted just now; None: an earlier submission was found.
     """
     try:
         yield
     except (OSError, UserError):
         if number is not None:
-            with contextlib.suppress(UserError):  # then the same submission again finds it
+            with contextlib.suppress(UserError):  # a repeated submission finds the job
                 slurm.cancel(number)
         raise
 
@@ -43,13 +43,14 @@ def end(slurm: Slurm, numbers: Sequence[str], *, are_whole: bool, most_s: float)
     Args:
         slurm: Slurm's programs.
         numbers: The numbers of the jobs in Slurm.
-        are_whole: Whether they are all unfinished jobs of their arrays.
-        most_s: Longest wait for the workers, seconds.
+        are_whole: Whether these are all unfinished jobs of their arrays, so that a whole array can be canceled with
+            one call.
+        most_s: Maximum wait for the workers, seconds.
     """
     if is_of_array(numbers[0]) and not are_whole:
         cancel_waiting_task(slurm, numbers[0])
     else:
-        # Slurm itself checks whether they wait: one may start between a check of ours and the call.
+        # Let Slurm check which jobs wait: a job may start between a check here and the call.
         slurm.cancel(*sorted({array_of(each) for each in numbers}), only_waiting=True)
     end_s = time.monotonic() + most_s
     signaled: set[str] = set()

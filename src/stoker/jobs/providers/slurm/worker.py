@@ -1,8 +1,8 @@
-"""`python -m stoker.jobs.providers.slurm.worker EXITS COMMAND...`: run a worker's command, keep its exit code.
+"""`python -m stoker.jobs.providers.slurm.worker EXITS COMMAND...`: runs a worker's command and records its exit code.
 
-srun ends all workers as soon as one ends with another exit code than 0. A worker that has saved would so
-end those that still save. So exit code 75 becomes 0 here, and the file EXITS/RANK has the original code.
-The script of the job reads these files (`job.sh`).
+srun ends all workers as soon as a worker exits with a code other than 0. So a worker that has saved would end workers
+that are still saving. Therefore this program exits with 0 instead of 75, and writes the original code into the file
+EXITS/RANK. The job's script (`job.sh`) reads these files.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ from types import FrameType
 from stoker.core.errors import EXIT_DONE, EXIT_PREEMPTED
 
 RANK = "SLURM_PROCID"
-"""Environment variable in which srun gives a task its number."""
+"""Environment variable in which srun sets the rank of a task."""
 
 REQUESTS = (signal.SIGUSR1, signal.SIGTERM)
-"""Signals that ask a worker to save and to end."""
+"""Signals that request a worker to save and end."""
 
 EXIT_NOT_FOUND = 127
 """Exit code if the command cannot be started, as in a shell."""
@@ -30,14 +30,14 @@ def main(arguments: list[str]) -> int:
     """Run the command, forward requests to end, and return the exit code for srun.
 
     Args:
-        arguments: Folder of exit codes, the command.
+        arguments: Folder for exit codes, then the command.
     """
     folder, *command = arguments
     requests: list[int] = []
     running: list[subprocess.Popen[bytes]] = []
 
-    # Depending on the cluster's ProctrackType, a signal reaches only this process, or its child too, so
-    # the child may get several: they are the same request.
+    # Depending on the cluster's ProctrackType, a signal reaches only this process, or also its child. So the child may
+    # get the same request several times.
     def pass_on(number: int, _: FrameType | None) -> None:
         is_first = not requests
         requests.append(number)
@@ -67,7 +67,7 @@ def _run(command: list[str], running: list[subprocess.Popen[bytes]], requests: l
     if requests:
         process.send_signal(signal.SIGUSR1)
     code = process.wait()
-    # It came before the command listens, or again after it has saved.
+    # The signal came before the command had set its handler, or once more after the command had saved.
     if requests and -code in REQUESTS:
         return EXIT_PREEMPTED
     return code if code >= 0 else 128 - code

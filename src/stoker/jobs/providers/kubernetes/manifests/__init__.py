@@ -1,1 +1,1 @@
-"""The objects of a job as plain values: one file for each kind, and `render`, which combines them."""
+"""The objects of a job as plain values; the module `render` combines those of the other modules."""

@@ -1,4 +1,4 @@
-"""How pods of a job find each other, and who else can reach them."""
+"""How the pods of a job find each other, and which other pods can reach them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from stoker.jobs.providers.kubernetes.names import NAME, object_name
 
 
 def service(job: Job) -> dict[str, Any]:
-    """Return the specification of the headless Service that gives each pod a name; a JobSet has its own."""
-    # Pods must find each other before they are ready: they become ready together.
+    """Return the specification of the headless Service that gives each pod a host name; JobSets do not need it."""
+    # Publish addresses of pods that are not ready: pods must find each other before they can become ready.
     return {
         "clusterIP": "None",
         "publishNotReadyAddresses": True,
@@ -19,7 +19,7 @@ def service(job: Job) -> dict[str, Any]:
 
 
 def network_policy(job: Job) -> dict[str, Any]:
-    """Return the specification of a NetworkPolicy: only pods of the job reach its pods."""
+    """Return the specification of a NetworkPolicy: only pods of the job can reach the job's pods."""
     pods = {"podSelector": {"matchLabels": {NAME: object_name(job.id)}}}
     return pods | {"policyTypes": ["Ingress"], "ingress": [{"from": [pods]}]}
 

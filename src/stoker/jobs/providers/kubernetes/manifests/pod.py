@@ -1,4 +1,4 @@
-"""The template of a job's pods: container, volumes, security, where they may run."""
+"""The template of a job's pods: container, volumes, security, and on which nodes the pods may run."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from stoker.jobs.providers.kubernetes.pod.facts import CODE_FOLDER, FACTS, Facts
 from stoker.jobs.providers.kubernetes.settings import KubernetesTarget, Volume
 
 GRACE_MARGIN_S = 30
-"""How much longer than the save a pod may take to end, seconds."""
+"""Time that a pod gets to end after the time for its save, seconds."""
 
 _KEPT = {
     "cluster-autoscaler.kubernetes.io/safe-to-evict": "false",
     "karpenter.sh/do-not-disrupt": "true",
 }
-"""Annotations that keep autoscalers from ending a training to save a node."""
+"""Annotations that forbid autoscalers to evict a training pod in order to remove a node."""
 
 
 def pod_template(
@@ -62,15 +62,16 @@ def pod_template(
     spec |= {name: value for name, value in optional.items() if value}
     notes = _KEPT | {ID: job.id, FOLDER: str(job.place)}
     template: dict[str, Any] = {"metadata": {"labels": labels(job), "annotations": notes}}
-    if kind == "tfjob":  # the operator sets the policy of the replicas
+    if kind == "tfjob":  # the operator sets the restart policy of a TFJob's pods
         del spec["restartPolicy"]
     return template | {"spec": spec}
 
 
 def fewest_pods(job: Job, target: KubernetesTarget, kind: str) -> int | None:
-    """Return the fewest pods with which a start of an elastic job begins; None: all.
+    """Return the minimum number of pods with which an elastic job starts; None: all pods are required.
 
-    Kueue admits a plain Job partially, but neither JobSets nor TFJobs; without Kueue all pods are created at once.
+    Kueue can admit a part of a plain Job's pods, but not of a JobSet's or a TFJob's. Without Kueue all pods are
+    created.
     """
     return job.resources.min_workers if kind == "job" and target.queue else None
 
@@ -96,7 +97,7 @@ def _container(job: Job, target: KubernetesTarget, kind: str, *, has_code: bool)
         "image": target.image,
         "command": [target.python, "-P", "-m", "stoker.jobs.providers.kubernetes.pod.main"],
         "env": _environment(job, target, kind, facts),
-        # TensorFlow binds its port whether it is declared or not; a mesh and people read it here.
+        # TensorFlow does not need this declaration of its port; service meshes and people read it.
         "ports": [{"name": "tfjob-port", "containerPort": FIRST_PORT}],
         "resources": _resources(job, target),
         "securityContext": _container_security(target),
@@ -119,16 +120,16 @@ def _environment(
         **job.environment,
         FACTS: json.dumps(facts.to_json(), sort_keys=True),
     }
-    # A cluster replaces `$(NAME)` by another variable, and two dollars by one.
+    # In a value, a cluster replaces `$(NAME)` by the variable NAME, and `$$` by `$`.
     listed: list[dict[str, Any]] = [
         {"name": name, "value": value.replace("$", "$$")} for name, value in values.items()
     ]
-    # Not the pod's name: TFJob's operator gives a replacement the same name.
+    # Use the pod's UID and not its name: TFJob's operator gives a replacement the same name.
     listed.append(_from_field("STOKER_POD", "metadata.uid"))
     if kind == "tfjob":
         label = "metadata.labels['training.kubeflow.org/replica-index']"
         listed.append(_from_field("STOKER_POD_RANK", label))
-    # Sorted and last, and only the secrets that the job names: it must not get other secrets of the target.
+    # Add only the secrets that the job names: it must not get other secrets of the target.
     for name in job.secrets:
         secret, _, key = target.secrets[name].partition("/")
         source = {"secretKeyRef": {"name": secret, "key": key}}
@@ -148,7 +149,7 @@ def _resources(job: Job, target: KubernetesTarget) -> dict[str, Any]:
     limits = {"memory": memory, "ephemeral-storage": disk}
     if needs.gpus:
         limits[target.gpu_resource] = str(needs.gpus)
-    # No limit of cores: it would only slow down a worker next to idle cores.
+    # Set no limit of cores: a limit would slow down a worker even if other cores are idle.
     return {"requests": {"cpu": f"{round(cpus * 1000)}m", **limits}, "limits": limits}
 
 
@@ -157,7 +158,7 @@ def _pod_security(target: KubernetesTarget) -> dict[str, Any]:
     if target.run_as_user is not None:
         found["runAsUser"] = target.run_as_user
     if target.fs_group is not None:
-        # Without it, the owner of every file of a large volume is changed at each start.
+        # Without this policy, each start changes the owner of every file on a volume, which is slow for a large one.
         found |= {"fsGroup": target.fs_group, "fsGroupChangePolicy": "OnRootMismatch"}
     return found
 

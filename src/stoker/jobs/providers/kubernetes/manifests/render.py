@@ -1,4 +1,4 @@
-"""All objects of a job, the owner of the others first, and their text."""
+"""Combines all objects of a job, and converts them to YAML."""
 
 from __future__ import annotations
 
@@ -39,13 +39,15 @@ from stoker.jobs.providers.kubernetes.names import (
 from stoker.jobs.providers.kubernetes.settings import KubernetesTarget
 
 MAX_CODE_BYTES = 900 << 10
-"""Largest archive in a ConfigMap: a request to the API has at most 1.5 MiB, and base64 makes the archive larger by a third."""
+"""Maximum size of an archive in a ConfigMap: a request to the API has at most 1.5 MiB, and base64 makes the archive
+larger by a third."""
 
 GIT = "git+"
-"""Beginning of the setting `code` if it names a commit."""
+"""Prefix of the setting `code` if it names a commit."""
 
 SPECIFICATION = "stoker/specification"
-"""Annotation: fingerprint of the request; the API adds defaults, so objects cannot be compared."""
+"""Annotation with a fingerprint of the manifest. Objects themselves cannot be compared, because the API adds
+defaults."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +55,7 @@ class Manifests:
     """The objects that are created for a job."""
 
     workload: dict[str, Any]
-    """Job, JobSet or TFJob. It is created suspended: no pod runs before all other objects exist."""
+    """The Job, JobSet or TFJob. It is created suspended, so that no pod runs before all other objects exist."""
 
     dependents: tuple[dict[str, Any], ...]
     """The other objects, which the workload will own."""
@@ -64,7 +66,7 @@ class Manifests:
         return (self.workload, *self.dependents)
 
     def to_yaml(self, kind: str) -> str:
-        """Return the objects as one stream of YAML; the job is suspended only if a queue decides when it starts."""
+        """Return the objects as YAML documents; the job is suspended only if a queue decides when it starts."""
         is_queued = QUEUE in self.workload["metadata"]["labels"]
         spec = suspended(self.workload["spec"], kind, value=is_queued)
         objects = (self.workload | {"spec": spec}, *self.dependents)
@@ -72,10 +74,10 @@ class Manifests:
 
 
 class _Dumper(yaml.SafeDumper):
-    """Writes repeated values in full: kubectl reads no references."""
+    """Writes repeated values in full: kubectl does not read YAML's aliases."""
 
     def ignore_aliases(self, data: Any) -> bool:  # noqa: ARG002 - the interface of PyYAML
-        """Return True for all data."""
+        """Return True, so that no value becomes an alias."""
         return True
 
 
@@ -88,11 +90,11 @@ def render(
         job: The job.
         target: The settings of the target.
         kind: `job`, `jobset` or `tfjob`.
-        namespace: Of all objects.
+        namespace: Namespace of all objects.
         code: Content of the archive.
 
     Raises:
-        ConfigError: the target sets a ConfigMap, and the code is too large for one.
+        ConfigError: the target's `code` is `configmap`, and the code is too large for a ConfigMap.
     """
     has_code = _is_in_config_map(target, len(code))
     spec = SPECIFICATIONS[kind](job, target, has_code=has_code)
@@ -124,11 +126,11 @@ def render(
 
 
 def owned(dependent: dict[str, Any], owner: dict[str, Any]) -> dict[str, Any]:
-    """Return an object that the cluster removes together with another one.
+    """Return an object with an owner: the cluster removes the object together with its owner.
 
     Args:
         dependent: The object to create.
-        owner: As the API returned it.
+        owner: The owner as the API returned it.
     """
     reference = {
         "apiVersion": owner["apiVersion"],
@@ -140,7 +142,7 @@ def owned(dependent: dict[str, Any], owner: dict[str, Any]) -> dict[str, Any]:
 
 
 def is_owned(found: dict[str, Any], owner: dict[str, Any]) -> bool:
-    """Whether an object belongs to exactly this owner, and not to an earlier one with the same name."""
+    """Whether an object belongs to this owner, and not to an earlier owner with the same name."""
     references = found["metadata"].get("ownerReferences") or []
     return any(each.get("uid") == owner["metadata"]["uid"] for each in references)
 
@@ -151,7 +153,7 @@ def _object(version: str, kind: str, job: Job, **content: Any) -> dict[str, Any]
 
 
 def _config_map(job: Job, target: KubernetesTarget, code: bytes) -> dict[str, Any]:
-    """Return what pods need to write the job's folder; for a commit of git, the hashes of the files that it must contain."""
+    """Return the ConfigMap from which pods write the job's folder: the description and perhaps the code."""
     data = {"job.json": json.dumps(job.to_json(), indent=1) + "\n"}
     if target.code.startswith(GIT):
         data[HASHES] = json.dumps(_hashes_of_experiment(code), sort_keys=True)
@@ -179,7 +181,8 @@ def _is_in_config_map(target: KubernetesTarget, size: int) -> bool:
         raise ConfigError(
             f"the packed code of a job must have at most {MAX_CODE_BYTES >> 10} KiB for a ConfigMap",
             got=Plain(f"{size / 1024:,.0f} KiB"),
-            fix="Name what is not code in .stokerignore, or set `code` of the target to `volume` or a folder of a bucket.",
+            fix="List files that are not code in .stokerignore, or set `code` of the target to `volume` or to a "
+            "folder of a bucket.",
         )
     is_small = target.code in ("auto", "configmap") and size <= MAX_CODE_BYTES
     return is_small or target.code.startswith((GIT, *BUCKETS))

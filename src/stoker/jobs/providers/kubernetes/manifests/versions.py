@@ -1,4 +1,4 @@
-"""The versions of packages that the job's image should have: from the lock file, else those installed here."""
+"""The package versions that the job's image should have: from the lock file, or else as installed here."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from stoker.jobs.lock_files import PROJECT_LOCK, find_lock
 from stoker.jobs.providers.kubernetes.pod.facts import FIRST
 
 INSTALLED = (*FIRST, "numpy")
-"""Packages that are compared if the experiment has no lock file."""
+"""Packages whose versions are compared if the experiment has no lock file."""
 
 _LINUX = {"sys_platform": "linux", "platform_system": "Linux", "os_name": "posix", "extra": ""}
-"""The image's values for the markers of requirements."""
+"""Values for environment markers in requirements, as in the image."""
 
 
 def expected_versions(experiment: Path) -> tuple[str, dict[str, str]]:
-    """Return the source of the versions, and package -> version.
+    """Return where the versions come from, and package -> version.
 
-    The lock file is that of `find_lock`.
+    The lock file is the one that `find_lock` returns.
     """
     path = find_lock(experiment)
     if path is None:
@@ -44,7 +44,7 @@ def _installed() -> dict[str, str]:
 
 
 def _of_requirements(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the exact versions in a file of requirements; a requirement without one is left out."""
+    """Yield the exact versions in a file of requirements; requirements without an exact version are left out."""
     text = re.sub(r"\\\r?\n", " ", path.read_text(errors="replace"))
     for line in text.splitlines():
         try:
@@ -57,7 +57,7 @@ def _of_requirements(path: Path) -> Iterator[tuple[str, str]]:
 
 
 def _of_project(path: Path) -> Iterator[tuple[str, str]]:
-    """Yield the versions in `uv.lock`; a package with several, for several platforms, is left out."""
+    """Yield the versions in `uv.lock`; packages with several versions, for several platforms, are left out."""
     try:
         packages = tomllib.loads(path.read_text(errors="replace")).get("package", [])
     except tomllib.TOMLDecodeError:

@@ -15,7 +15,8 @@ KINDS = {"job": "Job", "jobset": "JobSet", "tfjob": "TFJob"}
 PLURALS = {"job": "jobs", "jobset": "jobsets", "tfjob": "tfjobs"}
 
 FINAL_MESSAGE = f"exit code {EXIT_USER} "
-"""Part of the message of a Job that failed through a user error; with the space, as 20 is another code.
+"""Part of the message of a Job that failed with the exit code of a user error. It ends with a space, so that code 2
+does not match code 20.
 
 Source: Kubernetes, pkg/controller/job/pod_failure_policy.go: "Container %s for pod %s/%s failed with exit code %v
 matching %v rule at index %d".
@@ -23,15 +24,15 @@ matching %v rule at index %d".
 
 
 def indexed_job(job: Job, target: KubernetesTarget, *, has_code: bool) -> dict[str, Any]:
-    """Return the specification of an Indexed Job, which replaces single pods.
+    """Return the specification of an Indexed Job, which replaces each failed pod separately.
 
-    Pods that were evicted or have saved are replaced without a limit. The others of the same start notice that
-    one of them is gone and also end, to be replaced (`pod.start`).
+    Pods that were evicted or have saved are replaced without a limit. The other pods of the same start notice that a
+    pod is gone, and also end, to be replaced (`pod.start`).
 
-    `max_restarts` counts starts, but `backoffLimit` counts pods (Kubernetes, "Pod backoff failure policy"): with
-    `max_restarts`, one start whose workers all exceed their memory would use it up, and with 0, as in the Job of a
-    JobSet, which counts starts itself, no worker could ever fail. So the pods count starts (`pod.main`), and this
-    limit covers the worst case: all workers of each start are killed, and cannot count.
+    `max_restarts` is a number of starts, but `backoffLimit` is a number of pods (Kubernetes, "Pod backoff failure
+    policy"). If it were equal to `max_restarts`, a single start in which all workers exceed their memory could use it
+    up. So the pods themselves count the starts (`pod.main`), and `backoffLimit` is the number for the worst case: in
+    each start all workers are killed, so that none of them can count the start.
     """
     workers = job.resources.workers
     rules = [
@@ -60,7 +61,7 @@ def jobset(job: Job, target: KubernetesTarget, *, has_code: bool) -> dict[str, A
         },
         "failurePolicy": {
             "maxRestarts": target.max_restarts,
-            # No pod of the next start runs while one of the previous start still saves.
+            # No pod of the next start runs while a pod of the previous start still saves.
             "restartStrategy": "BlockingRecreate",
             "rules": [
                 {
@@ -88,7 +89,7 @@ def jobset(job: Job, target: KubernetesTarget, *, has_code: bool) -> dict[str, A
 
 
 def tfjob(job: Job, target: KubernetesTarget, *, has_code: bool) -> dict[str, Any]:
-    """Return the specification of a TFJob; its operator replaces pods that end with a code from 128 on."""
+    """Return the specification of a TFJob; its operator replaces pods whose exit code is 128 or more."""
     return {
         "successPolicy": "AllWorkers",
         "runPolicy": {
@@ -109,18 +110,19 @@ SPECIFICATIONS = {"job": indexed_job, "jobset": jobset, "tfjob": tfjob}
 
 
 def suspended(spec: dict[str, Any], kind: str, *, value: bool) -> dict[str, Any]:
-    """Return a specification, or a patch, that says whether the job may have pods."""
+    """Return a specification or a patch with the field that suspends a job: a suspended job has no pods."""
     if kind == "tfjob":
         return spec | {"runPolicy": spec.get("runPolicy", {}) | {"suspend": value}}
     return spec | {"suspend": value}
 
 
 _DISRUPTED = {"onPodConditions": [{"type": "DisruptionTarget", "status": "True"}]}
-"""The pod was preempted, evicted, or lost with its node."""
+"""Condition of a failure policy: the pod was preempted, evicted, or lost with its node."""
 
 
 def _on_code(code: int) -> dict[str, Any]:
-    # Without the empty list, the schema of 1.28 refuses the rule; the server itself accepts both.
+    # The schema of Kubernetes 1.28 requires `onPodConditions`, even if it is empty; the server accepts the rule
+    # without it.
     return {"onExitCodes": {"operator": "In", "values": [code]}, "onPodConditions": []}
 
 

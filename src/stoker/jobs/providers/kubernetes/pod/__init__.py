@@ -1,1 +1,1 @@
-"""The program in a pod of a job: it joins a start of the job, and runs `stoker job-task` in it."""
+"""The program that runs in a job's pods: it joins a start of the job, and runs `stoker job-task`."""

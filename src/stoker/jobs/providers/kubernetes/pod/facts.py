@@ -1,4 +1,4 @@
-"""The facts that the manifests give a pod, in one environment variable."""
+"""The facts that the manifests pass to a pod in an environment variable."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from stoker.core.config import build
 from stoker.core.errors import ConfigError, Plain
 
 FACTS = "STOKER_KUBERNETES"
-"""Environment variable: the facts, as JSON."""
+"""Environment variable with the facts as JSON."""
 
 FIRST = ("tensorflow", "keras", "stoker")
-"""The most important packages, in the order in which a pod reports differing versions."""
+"""The most important packages; a pod reports their different versions first, in this order."""
 
 CODE_FOLDER = "/stoker/code"
-"""Where the ConfigMap with the code and the job's description is mounted."""
+"""Path at which the ConfigMap with the code and the job's description is mounted."""
 
 FAILURES = "failures"
-"""Folder in the job's folder: a file for each start that failed, where the cluster does not count starts."""
+"""Folder inside the job's folder with a file for each failed start. Used if the cluster does not count starts."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -31,10 +31,10 @@ class Facts:
     """The job's folder."""
 
     kind: str
-    """`job`, `jobset` or `tfjob`: what restarts a pod, and after which exit codes."""
+    """`job`, `jobset` or `tfjob`; the kind decides after which exit codes pods are restarted."""
 
     python: str
-    """Python that has Stoker."""
+    """Path of the Python that has Stoker installed."""
 
     workers: tuple[str, ...]
     """`host:port` of each worker, by rank."""
@@ -43,25 +43,26 @@ class Facts:
     """Time for a save, seconds."""
 
     start_s: int
-    """Longest wait for all pods of a start, seconds."""
+    """Maximum wait for all pods of a start, seconds."""
 
     max_restarts: int
-    """How many starts may fail, if the cluster does not count starts."""
+    """Maximum number of failed starts; used if the cluster does not count starts."""
 
     min_workers: int | None = None
-    """Fewest workers of a start, if the job's queue may admit fewer pods; None: all are required."""
+    """Minimum number of workers of a start, if the job's queue may admit fewer pods; None: all workers are
+    required."""
 
     code_from: str = ""
-    """A commit of git or a folder of a bucket that has the code; empty: the volume or a ConfigMap has it."""
+    """A git commit or a bucket's folder with the code; empty: the code is on the volume or in a ConfigMap."""
 
     time_limit_s: float | None = None
-    """Longest run of one start, seconds."""
+    """Time limit of a start, seconds."""
 
     versions: dict[str, str] = field(default_factory=dict)
-    """Package -> version that the image should have."""
+    """Package -> the version that the image should have."""
 
     versions_from: str = "the submission"
-    """Source of the versions: the name of a lock file, or `the submission`."""
+    """Where the versions come from: the name of a lock file, or `the submission`."""
 
     def to_json(self) -> dict[str, Any]:
         """Return the facts as JSON values."""
@@ -79,6 +80,6 @@ def read_facts(environ: Mapping[str, str]) -> Facts:
         raise ConfigError(
             f"{FACTS} must be set",
             got=Plain("nothing"),
-            fix="Manifests of `stoker submit` set it: this program runs in their pods only.",
+            fix="The manifests of `stoker submit` set it: this program runs only in their pods.",
         )
     return build(Facts, json.loads(text), where=FACTS)

@@ -1,4 +1,4 @@
-"""The job's folder in a pod: description and code, from the ConfigMap if the volume does not have them."""
+"""Prepares the job's folder in a pod: description and code are copied if the volume does not have them."""
 
 from __future__ import annotations
 
@@ -17,17 +17,18 @@ DESCRIPTION = "job.json"
 
 
 def prepare_folder(place: Path, *, mounted: Path, code_from: str = "") -> Job:
-    """Complete the job's folder, and return its job.
+    """Complete the job's folder, and return the job that it describes.
 
-    The submitting machine wrote it if it sees the volume of the runs; else the first pods do.
+    The submitting machine has written the folder if that machine has the volume of the runs. Otherwise the first pods
+    write it.
 
     Args:
         place: The job's folder.
-        mounted: Where the ConfigMap is mounted, if the job has one.
-        code_from: A commit of git or a folder of a bucket; empty: the code is in the volume or in the ConfigMap.
+        mounted: Path of the mounted ConfigMap, if the job has one.
+        code_from: A git commit or a bucket's folder; empty: the code is on the volume or in the ConfigMap.
 
     Raises:
-        ConfigError: neither place has the job, or its code.
+        ConfigError: neither the volume nor the ConfigMap has the job's description or its code.
         UserError: the folder cannot be written.
     """
     with writable(place.parent, what="the folder of runs", fix=_FIX):
@@ -56,7 +57,7 @@ def _complete(path: Path, source: Path, *, replaces: bool = False) -> None:
             f"the pods must find {path}",
             got=Plain("neither the volume of the runs nor a ConfigMap has it"),
             fix="Submit from a machine that sees the volume at the same path, or make the code smaller "
-            "than 900 KiB, which a ConfigMap takes.",
+            "than 900 KiB, so that it fits into a ConfigMap.",
         )
     write_atomic(path, source.read_bytes())
 

@@ -1,4 +1,4 @@
-"""The code of a job from a commit of a git repository: exactly the submitted files, or an error."""
+"""Gets the code of a job from a commit of a git repository; files that differ from the submitted ones are an error."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ SOURCE = re.compile(
 """`git+https://HOST/REPOSITORY@COMMIT#subdirectory=FOLDER`, as in pip."""
 
 FETCH_S = 300
-"""Longest time for the download of a commit, seconds."""
+"""Maximum time for the download of a commit, seconds."""
 
 
 def code_of_commit(source: str, hashes: Mapping[str, str]) -> bytes:
     """Return the archive of the code, built from the files of a commit.
 
     Args:
-        source: Repository, commit and folder.
-        hashes: Name in the archive -> SHA-256, of the archive that was submitted.
+        source: Repository, commit and folder, in the form of `SOURCE`.
+        hashes: Name in the submitted archive -> SHA-256.
 
     Raises:
         ConfigError: git is not in the image, or the commit cannot be fetched.
@@ -64,7 +64,9 @@ def _content(path: Path, name: str, digest: str, source: str) -> bytes:
 
 
 def _git(folder: str, *arguments: str) -> None:
-    quiet = os.environ | {"GIT_TERMINAL_PROMPT": "0"}  # a prompt would wait forever
+    quiet = os.environ | {
+        "GIT_TERMINAL_PROMPT": "0"
+    }  # git must not wait for a password that no user can type
     try:
         subprocess.run(
             ["git", *arguments],
@@ -78,7 +80,7 @@ def _git(folder: str, *arguments: str) -> None:
     except FileNotFoundError:
         raise ConfigError(
             "the image must have git for `code: git+...`",
-            got=Plain("no program git"),
+            got=Plain("git is not installed"),
             fix="Add it to the image, or use `code: auto`.",
         ) from None
     except (subprocess.CalledProcessError, subprocess.TimeoutExpired) as error:

@@ -1,16 +1,17 @@
 """`python -m stoker.jobs.providers.kubernetes.pod.main`: the command of a job's pods.
 
-It joins a start of the job together with the other pods, runs `stoker job-task` in it with `TF_CONFIG`, lets it save
-when the pod has to end or the time limit is near, and turns its exit code into one that the cluster's rules know:
+The program joins a start of the job together with the other pods, and runs `stoker job-task` with `TF_CONFIG`. When
+the pod has to end, or the time limit is near, it lets the task save. It converts the task's exit code to a code that
+the cluster's rules know:
 
 | code | means | the cluster |
 |---|---|---|
 | 0 | all workers are done | nothing |
 | 2 | an error that the user must fix (also 3, missing pods, too many failed starts) | ends the job |
-| 75 | it has saved, or it ended because of another pod | starts again, not counted |
-| 1 | it failed | starts again, counted |
+| 75 | the task has saved, or ended because of another pod | starts the pod again, does not count it |
+| 1 | the task failed | starts the pod again, counts it |
 
-TFJob's operator starts pods again after codes from 128 on only, so there 138 stands for 75 and 1.
+TFJob's operator starts pods again only after codes of 128 or more. So in a TFJob, 138 replaces 75 and 1.
 """
 
 from __future__ import annotations
@@ -64,34 +65,36 @@ from stoker.jobs.providers.kubernetes.pod.start import (
 )
 
 INDEX, TFJOB_INDEX, POD = "JOB_COMPLETION_INDEX", "STOKER_POD_RANK", "STOKER_POD"
-"""Variables with a pod's rank: of an Indexed Job (also inside a JobSet), of a TFJob; and its UID."""
+"""Environment variables: rank of a pod in an Indexed Job (also inside a JobSet); rank of a pod in a TFJob; UID of the
+pod."""
 
 _FINAL = {EXIT_USER, EXIT_CHECK}
 """Exit codes of a task after which the job must not start again."""
 
 EXIT_RETRYABLE = 138
-"""TFJob's restart policy `ExitCode`: 138 is the code of programs that want a restart."""
+"""Exit code after which a TFJob with the restart policy `ExitCode` starts a pod again."""
 
 SHOWN = 10
-"""Most packages that a pod reports as different."""
+"""Maximum number of packages whose different versions a pod reports."""
 
 END_S = 60.0
-"""How long a pod that is done waits for the others, seconds."""
+"""Maximum time that a pod with a finished task waits for the other pods, seconds."""
 
 PEER_S = 30.0
-"""How long a failed pod looks for another one that explains the failure, seconds: a replacement comes after 10 s or more."""
+"""Maximum time that a failed pod waits for a sign that another pod caused the failure, seconds. A replacement of a
+killed pod comes after 10 s or more."""
 
 WATCH_S = 1.0
-"""Interval of checks whether another pod has ended, seconds."""
+"""Interval between two checks whether another pod has ended, seconds."""
 
 MIN_START_S = 1.0
-"""Shortest start under a time limit, seconds."""
+"""A task runs for at least this many seconds before it must save because of the time limit."""
 
 CODE_VARIABLE = "STOKER_KUBERNETES_CODE"
-"""Environment variable: where the ConfigMap is mounted, on a cluster whose pods cannot have it at /stoker/code."""
+"""Environment variable with the path of the mounted ConfigMap, for a cluster that cannot mount it at /stoker/code."""
 
 TERMINATION_LOG = "/dev/termination-log"
-"""Kubernetes copies the final content of this file into the pod's state, which outlives the container's log."""
+"""File whose final content Kubernetes copies into the pod's state, which is kept longer than the container's log."""
 
 
 def main() -> int:
@@ -105,13 +108,13 @@ def main() -> int:
     except UserError as error:
         line = f"stoker: {error.line()}\n"
         sys.stderr.write(line)
-        with contextlib.suppress(OSError):  # outside of a container
+        with contextlib.suppress(OSError):  # the file is missing outside of a container
             Path(TERMINATION_LOG).write_text(line, encoding="utf-8")
         return EXIT_USER
 
 
 class _Task:
-    """One pod."""
+    """The task of this pod."""
 
     def __init__(self, facts: Facts, environ: Mapping[str, str]) -> None:
         self._facts, self._environ = facts, environ
@@ -130,7 +133,7 @@ class _Task:
         )
 
     def join(self) -> Incarnation:
-        """Return the start, once all pods have joined."""
+        """Join a start of the job, wait until all pods have joined, and return the start."""
         for line in differing_versions(self._facts):
             self._log(line)
         start = join_start(self._member, save_s=self._facts.grace_s, start_s=self._facts.start_s)
@@ -143,7 +146,7 @@ class _Task:
     def run(self, start: Incarnation) -> int:
         """Run the task, and return the exit code for the cluster."""
         if self._member.rank >= self._member.pods:
-            self._log("this pod is not needed: the workers share the work evenly, not more")
+            self._log("this pod is not needed: the work cannot be shared evenly among more workers")
             return EXIT_DONE
         code = self._run(start)
         before = self._ended_early(start.number)
@@ -162,7 +165,7 @@ class _Task:
         requests: list[object] = []
 
         def ask(why: object = None) -> None:
-            # Repeated requests are one: a task that saves must not look like one that hangs.
+            # Pass on only the first request: the task would treat a second one as a sign that its save hangs.
             is_first = not requests
             requests.append(why)
             for process in running if is_first else ():
@@ -174,35 +177,36 @@ class _Task:
             if requests:
                 process.send_signal(signal.SIGUSR1)
             code = self._wait(process, start.number, ask)
-        if requests and code == -signal.SIGUSR1:  # it could not listen yet: nothing is lost
+        # The task had no handler yet, so there was nothing to save.
+        if requests and code == -signal.SIGUSR1:
             return EXIT_PREEMPTED
         return code
 
     def _wait(
         self, process: subprocess.Popen[bytes], number: int, ask: Callable[[object], None]
     ) -> int:
-        """Wait for the end of the task; request it when another pod of the start has failed or saved."""
+        """Wait for the end of the task; make the task save and end if another pod of the start has ended early."""
         until_s = math.inf
         while True:
             try:
                 return process.wait(timeout=WATCH_S)
             except subprocess.TimeoutExpired:
                 if until_s is math.inf and self._ended_early(number):
-                    self._log("another worker has ended: this one saves, too")
+                    self._log("another worker has ended: this worker saves and ends, too")
                     ask("another worker has ended")
                     until_s = time.monotonic() + self._facts.grace_s
                 if time.monotonic() > until_s:
                     process.kill()
 
     def _ended_early(self, number: int) -> set[int]:
-        """Return the exit codes of the other ended pods of the start, except those that are done."""
+        """Return the exit codes of other pods of the start that ended before their work was done."""
         codes = exits(self._member, number)
         codes.pop(self._member.rank, None)
         return set(codes.values()) - {EXIT_DONE}
 
     @contextmanager
     def _time_limit(self, ask: Callable[[], None]) -> Iterator[None]:
-        """Make the task save before the time limit of a start."""
+        """Make the task save and end before the time limit of the start."""
         limit_s = self._facts.time_limit_s
         if limit_s is None:
             yield
@@ -211,7 +215,7 @@ class _Task:
             yield
 
     def _own_environment(self) -> dict[str, str]:
-        """Return the environment of the task, with its place in the cluster."""
+        """Return the environment of the task, with its rank and the addresses of the workers."""
         hidden = (FACTS, INDEX, TFJOB_INDEX, CODE_VARIABLE, "TF_CONFIG")
         own = {name: value for name, value in self._environ.items() if name not in hidden}
         workers, rank = self._facts.workers[: self._member.pods], self._member.rank
@@ -221,20 +225,21 @@ class _Task:
         return own | {"TF_CONFIG": json.dumps({"cluster": {"worker": workers}, "task": task})}
 
     def _known(self, code: int, number: int, before: set[int]) -> int:
-        """Convert the exit code of the task to one that the rules of the manifests know.
+        """Convert the exit code of the task to a code that the rules in the manifests know.
 
         Args:
-            code: Of the task.
-            number: Of the start.
-            before: Exit codes of other pods that ended before this one, except those that are done.
+            code: Exit code of the task.
+            number: Number of the start.
+            before: Exit codes of other pods that ended before this pod, and before their work was done.
         """
         if code == EXIT_DONE and all_done(self._member, number, longest_s=END_S):
             return EXIT_DONE
         if code in _FINAL or self._ended_early(number) & _FINAL:
-            # No pod asks for a restart that another one has ruled out: a TFJob's operator takes either.
+            # If another pod has ended the job for good, do not request a restart: a TFJob's operator might follow
+            # either code.
             return EXIT_DONE if code == EXIT_DONE else EXIT_USER
         if code == EXIT_DONE:
-            self._log("another worker is not done: starts again with it")
+            self._log("another worker is not done: this worker starts again with it")
             return EXIT_PREEMPTED
         if code in (EXIT_PREEMPTED, EXIT_SUPERSEDED):
             return self._of_saved(number)
@@ -243,19 +248,19 @@ class _Task:
         return EXIT_BUG
 
     def _of_saved(self, number: int) -> int:
-        """A JobSet acts on the first pod that it sees: a pod that has saved must not hide one that failed."""
+        """Return the code of a pod that has saved. In a JobSet it is that of a failure if another pod has failed."""
         others = self._ended_early(number) - {EXIT_PREEMPTED, EXIT_SUPERSEDED}
         return EXIT_BUG if self._facts.kind == "jobset" and others else EXIT_PREEMPTED
 
     def _of_indexed_job(self, number: int, before: set[int]) -> int:
-        """Of several pods that fail together, only one counts."""
+        """Return the code of a failed pod of an Indexed Job; only one of several that fail together is counted."""
         if EXIT_PREEMPTED in before or another_counts(self._member, number, longest_s=PEER_S):
-            self._log("another worker ended first: starts again with it")
+            self._log("another worker ended first: this worker starts again with it")
             return EXIT_PREEMPTED
         return EXIT_BUG
 
     def _counted(self, number: int) -> int:
-        """Count a failed start; a Job counts pods, a TFJob nothing, only a JobSet counts starts."""
+        """Count a failed start, which only a JobSet does itself; return the exit code, which is final at the limit."""
         folder = self._member.place / FAILURES
         folder.mkdir(exist_ok=True)
         (folder / str(number)).touch()
@@ -266,7 +271,7 @@ class _Task:
         return EXIT_USER
 
     def _log(self, line: str) -> None:
-        """Print a line, and write it to the job's folder."""
+        """Print a line, and append it to the pod's log in the job's folder."""
         print(line, flush=True)
         folder = Path(self._facts.place) / LOGS
         try:
@@ -279,9 +284,10 @@ class _Task:
 
 
 def differing_versions(facts: Facts) -> list[str]:
-    """Return a line for each package whose version in the image differs, at most `SHOWN`.
+    """Return a line for each package that has another version in the image, at most `SHOWN` lines.
 
-    A lock file names packages of other platforms and groups, too: missing packages are reported only if they are among the first.
+    A lock file also lists packages for other platforms and groups, so a missing package is reported only if it is in
+    `FIRST`.
     """
     differing = []
     for name in sorted(facts.versions, key=lambda each: (_weight(each), each)):

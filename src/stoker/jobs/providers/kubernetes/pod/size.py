@@ -1,8 +1,9 @@
-"""How many workers a start of an elastic job has: a queue may admit fewer pods than requested, without informing them.
+"""Decides how many workers a start of an elastic job has: a queue may admit fewer pods, and does not tell the pods.
 
-    incarnations/N.pods/size    workers of the start, and how many pods had joined
+    incarnations/N.pods/size    number of workers of the start, and number of pods that had joined
 
-The pod of rank 0 writes it when all pods have joined, or none has for a while. A later pod begins the next start.
+The pod of rank 0 writes this file when all pods have joined, or when no pod has joined for a while. A pod that comes
+later begins the next start.
 """
 
 from __future__ import annotations
@@ -15,26 +16,26 @@ from stoker.core.files import write_atomic
 SIZE = "size"
 
 SETTLED_S = 60.0
-"""After this long without a further pod, the present pods start, seconds. A later pod (its node still pulls the
-image) costs a restart; all restarts of a partially admitted job cost this time."""
+"""The pods that have joined start if no other pod joins for this many seconds. A later pod (e.g. because its node
+still pulls the image) causes a restart. If a queue admits only a part of the pods, every start waits this long."""
 
 
 class Settling:
-    """Whether pods still join."""
+    """Tells whether other pods may still join a start."""
 
     def __init__(self, longest_s: float) -> None:
         """Begin to wait.
 
         Args:
-            longest_s: Without a further pod.
+            longest_s: Time without another pod after which the wait is over, seconds.
         """
         self._longest_s, self._come, self._since_s = longest_s, 0, time.monotonic()
 
     def is_over(self, come: int) -> bool:
-        """Return whether no further pod has joined for this long.
+        """Return whether no other pod has joined for `longest_s` seconds.
 
         Args:
-            come: How many have joined.
+            come: Number of pods that have joined.
         """
         if come != self._come:
             self._come, self._since_s = come, time.monotonic()
@@ -42,11 +43,11 @@ class Settling:
 
 
 def decide_size(folder: Path, claimed: set[int], sizes: tuple[int, ...]) -> None:
-    """Write the largest allowed number of workers that have joined; nothing if there are too few.
+    """Write the largest allowed number of workers that the joined pods can form; nothing if there are too few.
 
     Args:
-        folder: Of the start's claims.
-        claimed: Ranks of the pods that have joined; ranks after a gap do not count.
+        folder: Folder of the start's claims.
+        claimed: Ranks of the pods that have joined; ranks after a gap are not used.
         sizes: Allowed numbers of workers.
     """
     come = next(rank for rank in range(len(claimed) + 1) if rank not in claimed)
@@ -56,7 +57,7 @@ def decide_size(folder: Path, claimed: set[int], sizes: tuple[int, ...]) -> None
 
 
 def read_size(folder: Path) -> tuple[int, int] | None:
-    """Return the workers of a start, and how many pods had joined; None until that is decided."""
+    """Return the number of workers of a start, and of pods that had joined; None until that is decided."""
     try:
         workers, come = (folder / SIZE).read_text().split()
     except FileNotFoundError:

@@ -1,15 +1,15 @@
-"""Pods of a job agree on the start that they belong to, by files in the job's folder.
+"""Pods of a job agree on the start to which they belong, through files in the job's folder.
 
-A scheduler that starts all tasks together allocates one number for them (`stoker job-start`). A cluster replaces single
-pods, so here each pod claims its rank in the newest start:
+A scheduler that starts all tasks together allocates a number for the start (`stoker job-start`). But a Kubernetes
+cluster replaces single pods, so here each pod claims its rank in the newest start:
 
-    incarnations/N              the start exists
-    incarnations/N.pods/RANK    UID of the pod that has this rank in it, created exclusively
-    incarnations/N.pods/RANK.exit   how its command has ended
-    incarnations/N.pods/given-up    a pod has waited for the others for too long: the start never begins
+    incarnations/N                  the start exists
+    incarnations/N.pods/RANK        UID of the pod that has this rank in start N; only one pod can create the file
+    incarnations/N.pods/RANK.exit   exit code of that pod's command
+    incarnations/N.pods/given-up   a pod has waited too long for the other pods: the start never begins
 
-A pod that finds its rank claimed is a replacement: it begins the next start. All others of the old one
-see that (`Superseded`), end, are replaced themselves, and claim their ranks in the new one.
+A pod whose rank is already claimed is a replacement: it begins the next start. All other pods of the old start notice
+that (`Superseded`) and end. They are replaced, too, and the new pods claim their ranks in the new start.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ POLL_S = 0.3
 """Poll interval in seconds: a shared file system sends no notification of a remote change."""
 
 FIRST_S, STEP_S, MAX_STEPS = 1.0, 0.5, 18
-"""How long a pod waits before it begins a start, seconds: rank 0 not at all, higher ranks longer, so that usually
-one of them begins it for all. Two starts would only use up one more number."""
+"""Time that a pod waits before it begins a start, seconds: rank 0 does not wait, and higher ranks wait longer, so that
+usually only one pod begins a start. If two pods do, only a number is lost."""
 
 LOG_EVERY_S = 60.0
 """Interval at which a waiting pod logs that it waits, seconds."""
 
 GIVEN_UP = "given-up"
-"""File of an abandoned start. Without it, a later pod that replaces one which gave up would complete the start, and
-work alone; so would one of a second submission."""
+"""File that marks a start as abandoned. Without it, a replacement of a pod that gave up, or a pod of a second
+submission, would later complete the start, and would work alone."""
 
 SHOWN = 10
-"""Most ranks in a message."""
+"""Maximum number of ranks that a message names."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,18 +53,18 @@ class Member:
 
     rank: int
     pod: str
-    """Its UID, unique in the cluster forever."""
+    """UID of the pod; no other pod of the cluster ever gets it."""
 
     pods: int
-    """Number of pods of a start; of an elastic job the most."""
+    """Number of pods of a start; for an elastic job, the maximum number."""
 
     sizes: tuple[int, ...] = ()
-    """Numbers of workers that a start of an elastic job may have; empty: every start has `pods`."""
+    """Numbers of workers that a start of an elastic job may have; empty: every start has `pods` workers."""
 
     log: Callable[[str], None]
 
     def folder(self, number: int) -> Path:
-        """Return the folder of the claims of a start."""
+        """Return the folder with the claims of a start."""
         return self.place / INCARNATIONS / f"{number}.pods"
 
     def newest(self) -> int:
@@ -76,12 +76,12 @@ class Member:
 
 
 def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
-    """Return the start of this pod and all others, once all have joined.
+    """Join a start, and return it once all pods have joined.
 
     Args:
         member: This pod.
-        save_s: How long pods of an earlier start may still save.
-        start_s: Longest wait for all pods.
+        save_s: Time that pods of an earlier start get to finish their saves, seconds.
+        start_s: Maximum wait for all pods, seconds.
 
     Raises:
         UserError: some pods did not join in time.
@@ -94,8 +94,9 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
         given_up = _is_given_up(member, number)
         if member.newest() > number or (given_up and not missing):
             if _has_other(member, member.newest()):
-                # For example from a node that was cut off: it must not take the rank back, or the two would begin start after start.
-                member.log("another pod has this one's rank: ends")
+                # This pod was replaced, e.g. because its node was cut off. If it claimed its rank again, the two pods
+                # would begin one start after another.
+                member.log("another pod has the rank of this pod, which ends")
                 raise SystemExit(EXIT_PREEMPTED)
             number = _claim_newest(member, save_s=save_s)
             continue
@@ -106,7 +107,7 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
             raise UserError(
                 f"all {member.pods} pods of a job must start within {start_s:g} s of each other",
                 got=Plain(f"nothing from the pods of worker {_ranks(missing)}"),
-                fix="The others have freed their GPUs. `stoker jobs show` says why pods wait; request fewer "
+                fix="The other pods have freed their GPUs. `stoker jobs show` says why pods wait; request fewer "
                 "workers, or set `queue` of the target: Kueue starts all pods together.",
             )
         if time.monotonic() - logged_s > LOG_EVERY_S:
@@ -116,19 +117,19 @@ def join_start(member: Member, *, save_s: float, start_s: float) -> Incarnation:
 
 
 def workers_of_start(member: Member, number: int) -> int:
-    """Return how many workers a start has that has begun; pods with a higher rank are not needed."""
+    """Return the number of workers of a start that has begun; pods with a higher rank are not needed."""
     decided = read_size(member.folder(number)) if member.sizes else None
     return member.pods if decided is None else decided[0]
 
 
 def write_exit(member: Member, number: int, code: int) -> None:
-    """Record how the command of this pod ended; a failing disk loses it."""
+    """Record the exit code of this pod's command; if the disk fails, the record is lost without an error."""
     with contextlib.suppress(OSError):
         _create(member.folder(number) / f"{member.rank}.exit", str(code))
 
 
 def exits(member: Member, number: int) -> dict[int, int]:
-    """Return rank -> exit code of the pods of a start whose command has ended."""
+    """Return rank -> exit code, for the pods of a start whose command has ended."""
     found = {}
     with contextlib.suppress(FileNotFoundError):
         for path in member.folder(number).glob("*.exit"):
@@ -138,9 +139,9 @@ def exits(member: Member, number: int) -> dict[int, int]:
 
 
 def all_done(member: Member, number: int, *, longest_s: float) -> bool:
-    """Wait until the commands of all pods of a start have ended; return whether all are done.
+    """Wait until the commands of all pods of a start have ended; return whether all exited with 0.
 
-    A pod that ended as done on its own would not be replaced, and the others would miss it in the next start.
+    A pod that exited with 0 before the others would not be replaced, and would be missing if there is a next start.
     """
     until_s = time.monotonic() + longest_s
     while time.monotonic() < until_s and member.newest() == number:
@@ -154,11 +155,11 @@ def all_done(member: Member, number: int, *, longest_s: float) -> bool:
 
 
 def another_counts(member: Member, number: int, *, longest_s: float) -> bool:
-    """Wait for a sign that another pod of the start explains, or counts, the failure of this pod.
+    """Return whether another pod caused the failure of this pod, or is counted for it; wait for a sign of that.
 
-    That is a pod that was killed (it has recorded no end, and its replacement begins the next start), or, of several that
-    failed, the one with the lowest rank: pods that fail together count exactly once.
-    One that has saved does not count: it may have done so because of this failure.
+    The other pod may have been killed: then it has recorded no exit code, and its replacement begins the next start.
+    Or several pods failed: then only the pod with the lowest rank is counted, so that pods that fail together are
+    counted once. A pod that has saved is not a sign: it may have saved because of this failure.
     """
     until_s = time.monotonic() + longest_s
     while True:
@@ -192,7 +193,7 @@ def _claim_newest(member: Member, *, save_s: float) -> int:
 
 
 def _has_other(member: Member, number: int) -> bool:
-    """Whether another pod has this one's rank in a start."""
+    """Whether another pod has the rank of this pod in a start."""
     with contextlib.suppress(FileNotFoundError):
         return (member.folder(number) / str(member.rank)).read_text() != member.pod
     return False
@@ -203,9 +204,9 @@ def _is_given_up(member: Member, number: int) -> bool:
 
 
 def _wait_for_saves(member: Member, number: int, *, save_s: float) -> None:
-    """Let pods of an earlier start finish their saves: the next start would end them."""
+    """Wait until pods of an earlier start have finished their saves, because the next start would end them."""
     if exits(member, number).get(member.rank) != EXIT_PREEMPTED:
-        return  # it was killed or failed: the others have nothing to save, and may hang
+        return  # the earlier pod was killed or failed: the other pods cannot save, and may hang
     until_s = time.monotonic() + save_s
     while time.monotonic() < until_s and member.newest() == number:
         members = min(len(_claimed(member, number)), workers_of_start(member, number))
@@ -215,7 +216,7 @@ def _wait_for_saves(member: Member, number: int, *, save_s: float) -> None:
 
 
 def _missing(member: Member, number: int, settling: Settling) -> list[int]:
-    """Return the ranks that a start waits for."""
+    """Return the ranks for which a start still waits."""
     claimed = _claimed(member, number)
     missing = sorted(set(range(member.pods)) - claimed)
     if not member.sizes:
@@ -226,7 +227,7 @@ def _missing(member: Member, number: int, settling: Settling) -> list[int]:
 
 
 def _claim(member: Member, number: int) -> bool:
-    """Claim this pod's rank in a start; False if another pod has it, or an elastic start has begun without it."""
+    """Claim this pod's rank in a start; False if another pod has the rank, or the start began without this pod."""
     decided = read_size(member.folder(number)) if member.sizes else None
     if decided is not None and member.rank >= decided[1]:
         return False
@@ -235,13 +236,13 @@ def _claim(member: Member, number: int) -> bool:
 
 
 def _create(path: Path, content: str) -> bool:
-    """Create a file with its content in one step, unless it is there."""
+    """Create a file with its content in one step; return False if the file exists."""
     path.parent.mkdir(exist_ok=True)
     handle, made = tempfile.mkstemp(prefix=".", suffix=".tmp", dir=path.parent)
     try:
         with os.fdopen(handle, "w") as stream:
             stream.write(content)
-        # Unlike a rename, a link refuses an existing name, also on NFS.
+        # Create a link, not a rename: a link fails if the name exists, also on NFS.
         os.link(made, path)
     except FileExistsError:
         return False

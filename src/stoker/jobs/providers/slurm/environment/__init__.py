@@ -1,1 +1,1 @@
-"""How the workers' Python starts on Slurm: in an environment made from a lock, or in a container."""
+"""Starts the workers' Python on Slurm: in an environment that is made from a lock file, or in a container."""

@@ -1,4 +1,4 @@
-"""Lines of the job's script that start Python: in the environment of a lock, or in a container."""
+"""Lines of the job's script that start Python: in an environment from a lock file, or in a container."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from stoker.jobs.providers.slurm.environment.maker import COPIER, COPY, MAKER, b
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
 ONE_TASK = ("srun", "--ntasks=1", "--nodes=1", "--input=none", "--mpi=none")
-"""The start of a job in a container of pyxis, which only srun can create."""
+"""Command that starts a job in a container of pyxis: only srun can create such a container."""
 
 _NO_PYXIS = "srun must know --container-image: the cluster has no pyxis; set container.runtime of the target"
 _NO_APPTAINER = (
@@ -35,7 +35,7 @@ def launch_lines(job: Job, target: SlurmTarget, python: str) -> list[str]:
 
 
 def require_lines(target: SlurmTarget) -> list[str]:
-    """Return shell lines that end the job with a one-line error if the environment or container is missing."""
+    """Return shell lines that end the job with a one-line error if the environment or the container is missing."""
     if target.container is not None:
         if target.container.runtime == "pyxis":
             look, why = "srun --help 2>&1 | grep -q -e --container-image", _NO_PYXIS

@@ -1,4 +1,4 @@
-"""The lock of an experiment: which file it is, and whether a job can use it."""
+"""Reads the lock file of an experiment, and checks that a job can use it."""
 
 from __future__ import annotations
 
@@ -26,25 +26,25 @@ _NOT_WHOLE = ("-r", "-c", "-e", "--requirement", "--constraint", "--editable")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lock:
-    """A lock from which an environment is made."""
+    """A lock file from which an environment is made."""
 
     path: Path
-    """In the experiment's folder or above it."""
+    """Path of the lock file, in the experiment's folder or above it."""
 
     text: str
-    """Its lines of requirements with hashes."""
+    """The requirements with hashes, one per line."""
 
     def folder(self, environments: Path, python: str) -> Path:
-        """Return the folder of its environment, named by the lock's content."""
+        """Return the folder of the environment, whose name is a hash of the requirements."""
         content = f"{python}\n{self.text}".encode()
         return environments / hashlib.sha256(content).hexdigest()[:_DIGITS]
 
 
 def read_lock(folder: Path) -> Lock:
-    """Return the lock of an experiment: of its folder, else of the nearest one above it in its repository.
+    """Return the lock file of an experiment's folder, or of the nearest folder above it in its repository.
 
     Raises:
-        ConfigError: the lock is missing, a line of it is not locked, or it does not contain this version of Stoker.
+        ConfigError: the lock file is missing, does not pin a requirement, or does not contain this version of Stoker.
         UserError: `uv.lock` cannot be read.
     """
     path = find_lock(folder)
@@ -65,11 +65,11 @@ def read_lock(folder: Path) -> Lock:
 
 
 def _exported(path: Path, folder: Path) -> str:
-    """Return `uv.lock` as lines of requirements, without its projects themselves: their code is in the archive.
+    """Return `uv.lock` as requirements, without the projects themselves: their code is in the archive.
 
     Args:
-        path: The lock, of a project or of a workspace.
-        folder: The experiment's folder; the packages are those of the project that it is in.
+        path: The lock file, of a project or of a workspace.
+        folder: The experiment's folder; the packages of the project that contains it are returned.
     """
     program = shutil.which("uv")
     if program is None:
@@ -103,7 +103,7 @@ def _exported(path: Path, folder: Path) -> str:
 
 
 def _wheel_line(wheel: Path) -> str:
-    """A wheel of the project itself: its lock has the path from the project's folder."""
+    """Return the requirement for a wheel inside the project, with an absolute URL: `uv.lock` has a relative path."""
     return f"{wheel.name.partition('-')[0]} @ {wheel.resolve().as_uri()}"
 
 
@@ -116,14 +116,14 @@ def _logical_lines(text: str) -> Iterator[str]:
 
 
 def _require_locked(line: str, path: Path) -> Requirement | None:
-    """Return the requirement of a line; None for an option."""
+    """Return the requirement in a line, which must have a hash; None if the line is an option."""
     if line.startswith(_NOT_WHOLE):
         raise _not_locked(path, line, "name all packages itself, without other files")
     if line.startswith("-"):
         option, _, value = line.replace("=", " ", 1).partition(" ")
         is_relative = "://" not in value and not value.strip().startswith("/")
         if option in ("-f", "--find-links") and is_relative:
-            raise _not_locked(path, line, "name folders of wheels by absolute paths or URLs")
+            raise _not_locked(path, line, "give folders of wheels as absolute paths or URLs")
         return None
     named, *hashes = line.split("--hash=")
     if not hashes and "#sha256=" not in line:
@@ -158,7 +158,7 @@ def _require_stoker(requirements: list[Requirement], path: Path) -> None:
 
 
 def _version(requirement: Requirement) -> str | None:
-    """Return the version that a line locks; None if only the package itself knows it."""
+    """Return the version that a requirement pins; None if the requirement does not show the version."""
     if requirement.url is None:
         return next((each.version for each in requirement.specifier if each.operator == "=="), "")
     name = requirement.url.partition("#")[0].rpartition("/")[2]

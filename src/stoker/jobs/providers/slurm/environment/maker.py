@@ -1,4 +1,4 @@
-"""The environment of a job, made from its lock: its folder, and the script that makes it."""
+"""Makes the environment of a job from its lock file: in which folder, and by which script."""
 
 from __future__ import annotations
 
@@ -13,31 +13,32 @@ from stoker.jobs.providers.slurm.machine import Call, Machine
 from stoker.jobs.providers.slurm.settings import SlurmTarget
 
 COPY = "environment.lock"
-"""The lock in the job's folder, as lines of requirements."""
+"""Name of the lock file's copy in the job's folder, as requirements."""
 
 ENVIRONMENTS = ".environments"
-"""Folder of all environments, in the folder of runs."""
+"""Name of the folder of all environments, inside the folder of runs."""
 
 MAKER = Path(__file__).with_name("make_environment.sh")
 COPIER = Path(__file__).with_name("local_environment.sh")
 
 MAKING_S = 3600.0
-"""Longest time to make an environment, seconds: several GB from a slow mirror."""
+"""Maximum time to make an environment, seconds: several GB may come from a slow mirror."""
 
 IN_CONTAINER = "python"
-"""Python of an image, on its PATH."""
+"""Python in a container, on the PATH of its image."""
 
 
 def interpreter(job: Job, target: SlurmTarget, source: Path | None = None) -> str:
-    """Return the Python of the job's workers on the machines.
+    """Return the path of the Python with which the job's workers run.
 
     Args:
         job: The job with its paths on the cluster.
         target: The settings of the target.
-        source: The experiment's folder on this machine, which has the lock; None: that of the job.
+        source: The experiment's folder on this machine, which has the lock file; None: the job's folder of the
+            experiment.
 
     Raises:
-        ConfigError: the experiment has no lock, or one that cannot be the job's.
+        ConfigError: the experiment has no lock file, or a job cannot use its lock file.
     """
     if target.container is not None:
         return target.python or IN_CONTAINER
@@ -50,12 +51,12 @@ def interpreter(job: Job, target: SlurmTarget, source: Path | None = None) -> st
 
 
 def require_maker(python: str, target: SlurmTarget, machine: Machine) -> None:
-    """Check that the environment of a job exists or can be made; writes nothing.
+    """Check that the environment of a job exists or can be made; nothing is written.
 
     Args:
         python: The job's `interpreter`.
         target: The settings of the target.
-        machine: The machine that makes it.
+        machine: The machine that makes the environment.
 
     Raises:
         UserError: uv is missing.
@@ -65,7 +66,7 @@ def require_maker(python: str, target: SlurmTarget, machine: Machine) -> None:
 
 
 def environment_files(source: Path, target: SlurmTarget) -> dict[str, bytes]:
-    """Return the files that make the environment, for the job's folder.
+    """Return the files from which the environment is made; they are written into the job's folder.
 
     Args:
         source: The experiment's folder on this machine.
@@ -78,23 +79,23 @@ def environment_files(source: Path, target: SlurmTarget) -> dict[str, bytes]:
 
 
 def make_environment(place: Path, python: str, target: SlurmTarget, machine: Machine) -> None:
-    """Make the environment of a job from its lock, unless it exists.
+    """Make the environment of a job from its lock file, unless the environment exists.
 
     Args:
         place: The job's folder on the cluster, which has the `environment_files`.
         python: The job's `interpreter`.
         target: The settings of the target.
-        machine: The machine that makes it.
+        machine: The machine that makes the environment.
 
     Raises:
-        UserError: the lock cannot be installed, or uv is missing.
+        UserError: the packages of the lock file cannot be installed, or uv is missing.
     """
     if target.environment_from == "lock":
         _run_maker(python, target, machine, str(place / COPY))
 
 
 def base_python(target: SlurmTarget) -> str:
-    """Return the version or path of the Python from which uv makes the environment."""
+    """Return the version or the path of the Python on which uv bases the environment."""
     return target.python or f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
@@ -111,7 +112,7 @@ def _run_maker(python: str, target: SlurmTarget, machine: Machine, *lock: str) -
     if answer.code:
         why = " ".join(answer.out.split()) or f"{MAKER.name} ended with {answer.code}"
         raise UserError(
-            "the environment of the lock must be made before the job is submitted",
+            "the environment of the lock file must be made before the job is submitted",
             got=Plain(why),
-            fix="Correct it, and submit the experiment again.",
+            fix="Correct the problem, and submit the experiment again.",
         )

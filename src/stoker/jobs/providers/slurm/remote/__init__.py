@@ -1,1 +1,1 @@
-"""A cluster behind ssh: the connection, the files of a submission, and a copy of the logs."""
+"""Uses a cluster through ssh: the connection, the files of a submission, and a copy of the logs."""

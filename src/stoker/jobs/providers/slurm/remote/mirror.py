@@ -1,4 +1,4 @@
-"""A local copy of what a job writes in its folder on a cluster: growing and rotated logs, and the facts of its starts."""
+"""Copies the files that a job writes on a cluster: growing and rotated logs, and facts of its starts."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.core.incarnation import INCARNATIONS
 from stoker.jobs.logs import LOGS
 
 HEAD_BYTES = 64
-"""A log is identified by its first bytes, across its rotation: a task's log begins with a time."""
+"""Number of first bytes by which a log is identified, also after a rotation; they contain a time."""
 
 FACTS = ("outcome", "stop")
 
@@ -45,12 +45,14 @@ for name in {" ".join(FACTS)} {INCARNATIONS}/* {LOGS}/*.log.* {LOGS}/*.log; do
 done
 exit 0
 """
-"""Script on the login node: folder of the job, then of each part of a log that is known here: name of its newest part, SHA-256 of its
-first bytes, size. It prints a line for each file and then its bytes: name, SHA-256 of the part that they continue, offset, number."""
+"""Script that runs on the login node. Its arguments are the job's folder, and three words for each part of a log that
+this machine has: name of the log's newest part, SHA-256 of the part's first bytes, size. For each file it prints a
+line and then new bytes. The line has the name, the SHA-256 of the part that the bytes continue, the offset, and the
+number of bytes."""
 
 
 def known_logs(place: Path) -> list[str]:
-    """Return name, hash of the first bytes and size of each local part of a log."""
+    """Return the name, the hash of the first bytes and the size of each part of a log on this machine."""
     words = []
     for path in _parts(place):
         words += [f"{LOGS}/{_family(path)}", _head(path), str(path.stat().st_size)]
@@ -58,7 +60,7 @@ def known_logs(place: Path) -> list[str]:
 
 
 def apply(answer: bytes, place: Path) -> None:
-    """Write the output of `FETCH` into a job's folder here.
+    """Write the output of `FETCH` into a job's folder on this machine.
 
     Raises:
         UserError: the output is truncated or invalid.
@@ -75,7 +77,8 @@ def apply(answer: bytes, place: Path) -> None:
         elif name in FACTS or _START.fullmatch(name):
             facts[name] = content
     parts = {(_family(path), _head(path)): path for path in _parts(place)}
-    for _, name, key, content in sorted(logs, reverse=True):  # oldest first, as they are renamed
+    # Write the oldest part first, because parts are renamed.
+    for _, name, key, content in sorted(logs, reverse=True):
         _write_log(place / name, parts.get(key), content)
     for name, content in facts.items():
         if not (place / name).exists() or content:
@@ -90,17 +93,17 @@ def _parts(place: Path) -> list[Path]:
 
 
 def _family(path: Path) -> str:
-    """Name of the newest part of a log; empty if the file is not a log."""
+    """Return the name of the newest part of a log; empty if the file is not part of a log."""
     found = _LOG.fullmatch(f"{LOGS}/{path.name}")
     return found[1] if found else ""
 
 
 def _write_log(path: Path, before: Path | None, added: bytes) -> None:
-    """Append to the existing part, perhaps under its name before a rotation; else write it."""
+    """Append to a part of a log, which may have had another name before a rotation; write it if it is new."""
     path.parent.mkdir(parents=True, exist_ok=True)
     if before is None:
         with contextlib.suppress(FileNotFoundError):
-            path.unlink()  # another part had this name: a reader may still have it open
+            path.unlink()  # replace the other part of this name, which a reader may have open
     elif before != path:
         os.replace(before, path)
     if added or before is None:
@@ -109,7 +112,7 @@ def _write_log(path: Path, before: Path | None, added: bytes) -> None:
 
 
 def _header(line: bytes) -> tuple[str, str, int]:
-    """Name, hash of the part to continue, number of bytes."""
+    """Return the name, the hash of the part to continue, and the number of bytes."""
     words = line.decode(errors="replace").split(" ")
     if len(words) != 4 or not (words[2].isdecimal() and words[3].isdecimal()):
         raise _damaged(line)
@@ -118,7 +121,7 @@ def _header(line: bytes) -> tuple[str, str, int]:
 
 def _damaged(line: bytes) -> UserError:
     return UserError(
-        "the login node must send whole files of the job",
+        "the login node must send complete files of the job",
         got=Plain(line[:80].decode(errors="replace")),
         fix="Run the same command again.",
     )

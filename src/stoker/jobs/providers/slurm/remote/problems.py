@@ -22,7 +22,7 @@ _PROBLEMS = {
         "Name the key in ~/.ssh/config: IdentityFile and IdentitiesOnly yes.",
     ),
 }
-"""Part of a message -> rule and remedy."""
+"""Part of a message of ssh -> rule and remedy for the user."""
 
 _UNREACHABLE = (
     "the login node {login} must be reachable",

@@ -1,7 +1,7 @@
-"""A login node behind the user's own ssh, with one connection for all calls; nothing prompts for a password.
+"""Runs programs on a login node through the user's own ssh, without prompts, over a shared connection.
 
-A call is sent as a script on the standard input of a `bash -l`: so the command line that ssh passes to the login's shell, whatever
-shell that is, is always the same.
+A call is sent as a script on the standard input of `bash -l`. So the command line that ssh passes to the login's shell
+is always the same, whatever shell that is.
 """
 
 from __future__ import annotations
@@ -42,13 +42,14 @@ from stoker.jobs.providers.slurm.remote.transfer import (
 )
 
 SSH_FAILED = 255
-"""Exit code of ssh itself."""
+"""Exit code of ssh if ssh itself fails."""
 
 FILES_S = 600.0
-"""Longest wait for files, seconds: an archive of 64 MiB over a slow line."""
+"""Maximum wait for the transfer of files, seconds: an archive of 64 MiB over a slow connection."""
 
 SOCKET_FOLDER_CHARS = 45
-"""Longest path of the folder of the connection's socket: the socket's has at most 104 characters, and ssh adds 59."""
+"""Maximum length of the path of the socket's folder: the path of a socket has at most 104 characters, and ssh adds
+59."""
 
 _SETTINGS = ("SBATCH_", "SQUEUE_", "SINFO_", "SACCT_", "SCANCEL_")
 _UNSET = "".join(f"unset ${{!{prefix}@}}\n" for prefix in _SETTINGS)
@@ -56,14 +57,15 @@ _OF_JOB = (
     'kept=(); for name in {names}; do if [ -n "${{!name+x}}" ]; then kept+=("$name=${{!name}}"); fi; done\n'
     'exec env -i "${{kept[@]}}" bash --norc -s\n'
 )
-"""The rest of the script is read by a bash with only these variables. Secrets are not in its command line: they follow."""
+"""Beginning of a script: a second bash, which has only these variables, reads the rest. Secrets are in the rest, so
+they do not appear in a command line."""
 
 
 class Ssh:
     """The machine of `via: ssh:LOGIN`."""
 
     def __init__(self, login: str, folder: Path) -> None:
-        """Do not connect yet.
+        """Store the destination; no connection is opened.
 
         Args:
             login: The destination of ssh: a host, `user@host`, or a name in the user's configuration.
@@ -72,21 +74,21 @@ class Ssh:
         self.login, self.folder = login, folder
 
     def run(self, call: Call) -> Answer:
-        """Run a program there; raises as `Machine`."""
+        """Run a program on the login node; raises the errors of `Machine.run`."""
         script = os.fsencode(_program(call) + (call.text or ""))
         code, out, errors = self._connect(call, script)
         return Answer(code=code, out=out.decode(errors="replace"), errors=errors)
 
     def user(self) -> str:
-        """Return the number of the user there."""
+        """Return the user's number on the login node."""
         return _user(self)
 
     def on_cluster(self, job: Job) -> Job:
-        """Return the job with its paths there."""
+        """Return the job with its paths on the cluster."""
         return twin(job, self.folder)
 
     def send(self, job: Job, names: Sequence[str], *, without: Sequence[str]) -> None:
-        """Write files of a job, its code and its description into its folder there."""
+        """Write files of a job, its code and its description into its folder on the cluster."""
         there = self.on_cluster(job)
         files = files_of_job(job, there, (*names, CODE))
         self._files(SEND, [str(there.place.parent), *without], packed(files))
@@ -94,26 +96,26 @@ class Ssh:
     def send_array(
         self, array: Array, names: Sequence[str], *, of_all: Sequence[str], without: Sequence[str]
     ) -> None:
-        """Write files of an array and its jobs, their code and descriptions into their folders there."""
+        """Write files of an array and its jobs, their code and descriptions into their folders on the cluster."""
         there = on_cluster(array, self)
         files = files_of_array(array, there, names, of_all=of_all)
         self._files(SEND, [str(there.place.parent), *without], packed(files))
 
     def fetch(self, job: Job, place: Path) -> None:
-        """Copy logs and the facts of its starts to this machine."""
+        """Copy the logs of a job, and the facts of its starts, to this machine."""
         known = known_logs(place)
         answer = self._files(FETCH, [str(self.on_cluster(job).place), *known], b"")
         apply(answer, place)
 
     def mark(self, job: Job, place: Path, name: str) -> None:
-        """Create an empty file in the job's folder there, and in its folder here."""
+        """Create an empty file in the job's folder on the cluster, and in its folder on this machine."""
         self._files('touch "$1"\n', [str(self.on_cluster(job).place / name)], b"")
         (place / name).touch()
 
     def connect(self, host: str, port: int) -> socket.socket:
-        """Connect to a port of a machine that the login node can reach, over the same connection.
+        """Connect to a port of a machine that the login node can reach, through the shared connection.
 
-        ssh reports errors on stderr, and ends, which closes the socket.
+        If that fails, ssh prints the error on stderr and ends, which closes the returned socket.
         """
         near, far = socket.socketpair()
         words = ["ssh", *_options(self.login), "-W", f"{host}:{port}", "--", self.login]
@@ -136,10 +138,10 @@ class Ssh:
         return out
 
     def _connect(self, call: Call, script: bytes) -> tuple[int, bytes, str]:
-        """Return exit code, output and errors of a script there; output of a profile before it is removed."""
+        """Run a script on the login node; return its exit code, output and errors, without output of the profile."""
         mark = f"stoker-{secrets.token_hex(8)}\n".encode()
         head = b"printf '%s\\n' " + mark
-        # Not a pipe: the process that keeps the connection would hold it open.
+        # Do not use a pipe for stderr: the process that keeps the shared connection would hold the pipe open.
         with tempfile.TemporaryFile() as errors:
             try:
                 done = subprocess.run(
@@ -194,7 +196,7 @@ def _user(machine: Ssh) -> str:
 
 @cache
 def _options(login: str) -> list[str]:
-    """One shared connection, which stays open for a minute; the connection of the user's configuration, if it has one."""
+    """Return options for a shared connection: the user's own, if configured, or one that stays open for a minute."""
     alive = ["-oConnectTimeout=15", "-oServerAliveInterval=10", "-oServerAliveCountMax=3"]
     options = ["-T", "-oBatchMode=yes", *alive]
     own = subprocess.run(
@@ -211,7 +213,7 @@ def _options(login: str) -> list[str]:
 
 
 def _socket_folder() -> Path | None:
-    """Return a folder for the socket of the connection; None: each call has a connection of its own."""
+    """Return a folder for the socket of the shared connection; None: each call opens a new connection."""
     for parent in filter(None, (os.environ.get("XDG_RUNTIME_DIR"), "/tmp")):  # noqa: S108 - its owner is checked
         folder = Path(parent) / f"stoker-ssh-{os.getuid()}"
         if len(str(folder)) > SOCKET_FOLDER_CHARS:

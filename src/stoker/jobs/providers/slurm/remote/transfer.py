@@ -26,8 +26,9 @@ SEND = """{
 	exit
 }
 """
-"""Script on the login node: folder of all jobs, files to remove from the folders of these. A tar with a folder for each
-follows, so bash must read the script to its end before it runs. A file there is the old or the new one."""
+"""Script that runs on the login node. Its arguments are the folder of all jobs, and the files to remove from the
+folders of the sent jobs. A tar archive with a folder for each job follows the script on the same input, so the braces
+make bash read the whole script before it runs. Readers see either the old file or the new file."""
 
 DESCRIPTION = "job.json"
 RUNS = "runs"
@@ -36,10 +37,10 @@ RUNS = "runs"
 def twin(job: Job, folder: Path) -> Job:
     """Return a job with its paths on a cluster that does not share this machine's file system.
 
-    Paths of data in stoker.yaml are relative to its folder there, `FOLDER/NAME`.
+    On the cluster, paths of data in stoker.yaml are relative to the folder `FOLDER/NAME`.
 
     Args:
-        job: The job of this machine.
+        job: The job with its paths on this machine.
         folder: Folder of all experiments on the cluster.
     """
     own = folder / job.name
@@ -47,17 +48,17 @@ def twin(job: Job, folder: Path) -> Job:
 
 
 def described(job: Job) -> bytes:
-    """Return the description of a job in the form of its folder's file."""
+    """Return the description of a job, as bytes of the file `job.json`."""
     return f"{json.dumps(job.to_json(), indent=1)}\n".encode()
 
 
 def files_of_job(job: Job, there: Job, names: Sequence[str]) -> dict[str, bytes | Path]:
-    """Return the files of a job for `packed`, its description among them.
+    """Return the files of a job, including its description, in the form for `packed`.
 
     Args:
-        job: The job of this machine.
+        job: The job with its paths on this machine.
         there: The job with its paths on the cluster.
-        names: Of files in its folder.
+        names: Names of files in the job's folder.
     """
     place = there.place.name
     contents = {f"{place}/{name}": (job.place / name).read_bytes() for name in names}
@@ -67,13 +68,13 @@ def files_of_job(job: Job, there: Job, names: Sequence[str]) -> dict[str, bytes 
 def files_of_array(
     array: Array, there: Array, names: Sequence[str], *, of_all: Sequence[str]
 ) -> dict[str, bytes | Path]:
-    """Return the files of an array and its jobs for `packed`, with one copy of the code, to which the jobs link.
+    """Return the files of an array and its jobs for `packed`, with a single copy of the code and links to it.
 
     Args:
-        array: The array of this machine.
+        array: The array with its paths on this machine.
         there: The array with its paths on the cluster.
-        names: Of files in the folder of each job.
-        of_all: Of files in the folder of the array.
+        names: Names of files in the folder of each job.
+        of_all: Names of files in the folder of the array.
     """
     files: dict[str, bytes | Path] = {
         f"{array.id}/{name}": (array.place / name).read_bytes() for name in (*of_all, CODE)
@@ -87,7 +88,7 @@ def files_of_array(
 
 
 def packed(files: Mapping[str, bytes | Path]) -> bytes:
-    """Return a tar of files, and of symbolic links to paths."""
+    """Return a tar archive; bytes become a file, and a path becomes a symbolic link to it."""
     buffer = io.BytesIO()
     with tarfile.open(fileobj=buffer, mode="w", format=tarfile.PAX_FORMAT) as tar:
         for name, content in files.items():
