@@ -24,6 +24,8 @@ from stoker.evaluate.gates import BaselineMetrics
 from stoker.evaluate.report import write_report
 from stoker.evaluate.task import Examples, Task, infer_task, pair
 from stoker.registry.repository import Repository
+from stoker.rollout.state.files import StateFiles
+from stoker.rollout.state.state import FOLDER, state_of
 
 if TYPE_CHECKING:
     from stoker.data.user_dataset.features import AnyTransform
@@ -46,19 +48,30 @@ class Baseline:
 
 
 def find_baseline(experiment: Experiment, model: Path) -> Baseline | None:
-    """Return the newest version in the repository whose content differs from this model; None if there is none.
+    """Return the version that takes the traffic, or without a rollout the newest; None if there is none.
 
-    So a model that was already pushed is compared with the version before it, and a repeated evaluation gives the
-    same result.
+    A version with the content of this model is passed over: so a model that was already pushed is compared with the
+    version before it, and a repeated evaluation gives the same result. So is a version that was rolled back.
     """
     repository = Repository(experiment.models_root)
     own = _content_hash(model)
-    for version in reversed(repository.versions(experiment.model_name)):
+    for version in _by_preference(repository, experiment.model_name):
         path = repository.path(experiment.model_name, version)
         content = _content_hash(path)
         if content != own:
             return Baseline(version=version, path=path, content_hash=content)
     return None
+
+
+def _by_preference(repository: Repository, model: str) -> list[int]:
+    """Return the versions to compare with: the one that takes the traffic, then the newest first."""
+    newest_first = repository.versions(model)[::-1]
+    stored = StateFiles(repository.base(model) / FOLDER).latest_whole()
+    if stored is None:
+        return newest_first
+    state = state_of(stored.content["state"])
+    accepted = [each for each in newest_first if each not in state.rejected]
+    return sorted(accepted, key=lambda version: version != state.stable)
 
 
 def _content_hash(model: Path) -> str:

@@ -1,4 +1,4 @@
-"""Patches that several threads may enter, calls after a time limit, and the end of a process whose threads cannot be stopped.
+"""Patches shared by threads, calls after a time limit, and the end of a process whose threads cannot be stopped.
 
 A thread may be in native code when the process ends. Python's own end removes the interpreter and libraries that the
 thread still uses, which crashes the process or changes its exit code. So Stoker's own processes skip this part of

@@ -242,7 +242,7 @@ def test_status_and_history_as_text_and_as_json(
     models = serving[0].models
     assert rollout(models, "status", "m") == rollout(models, "history", "m") == EXIT_DONE
     text = capsys.readouterr().out
-    assert "version 3 rolled back, 0 of the traffic; baseline version 2" in text
+    assert "version 3 rolled back, 0 % of the traffic; baseline version 2" in text
     assert "bad_answers: fail; candidate" in text
     assert rollout(models, "status", "m", "--json") == EXIT_DONE
     assert json.loads(capsys.readouterr().out)["gates"][0]["verdict"] == "fail"

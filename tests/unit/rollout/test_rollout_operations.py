@@ -94,7 +94,7 @@ def test_a_followed_rollout_is_printed_until_its_end_and_goes_on_after_ctrl_c(
         "version 2 measuring the baseline, 0 of the traffic; baseline version 1; stage 1: 10 %",
         "version 2 running, 0.1 of the traffic; baseline version 1; stage 1: 10 %",
         "version 2 paused, 0.1 of the traffic; baseline version 1; stage 1: 10 %; a look",
-        "version 2 completed, 1 of the traffic; baseline version 1",
+        "version 2 completed, 100 % of the traffic; baseline version 1",
     ]
 
     def interrupt() -> None:

@@ -25,7 +25,7 @@ def summary(state: RolloutState) -> str:
     if state.is_test:
         return ab_summary(state)
     return (
-        f"version {state.candidate} {state.phase}, {state.share:.4g} of the traffic; "
+        f"version {state.candidate} {state.phase}, {state.share * 100:g} % of the traffic; "
         f"baseline version {state.baseline}"
     )
 
