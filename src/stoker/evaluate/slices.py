@@ -64,8 +64,10 @@ def slice_rows(name: str, columns: Mapping[str, NDArray[Any]]) -> list[Slice]:
 
 
 def _crossed(one: _Coded, two: _Coded) -> _Coded:
-    """Cross two columns. Only pairs that occur get a code: all possible pairs of two id columns may not fit in
-    memory."""
+    """Cross two columns; only pairs that occur get a code.
+
+    All possible pairs of two columns of IDs may not fit in memory.
+    """
     pairs, codes = np.unique(one[0] * len(two[1]) + two[0], return_inverse=True)
     firsts, seconds = np.divmod(pairs, len(two[1]))
     names = [f"{one[1][i]} * {two[1][j]}" for i, j in zip(firsts, seconds, strict=True)]

@@ -185,9 +185,7 @@ def _refuse_text(model_format: ModelFormat, model: LoadedModel, signature: str) 
     tensors = {**model.signatures[signature].inputs, **model.signatures[signature].outputs}
     texts = [name for name, spec in tensors.items() if spec.dtype == "string"]
     if texts:
-        raise UnsupportedOperationsError(
-            model_format.name, [f"text (in {name})" for name in texts]
-        )
+        raise UnsupportedOperationsError(model_format.name, [f"text (in {name})" for name in texts])
 
 
 def _signature_inputs(model: LoadedModel, rows: Arrays, signature: str) -> Arrays:

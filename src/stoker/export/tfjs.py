@@ -132,7 +132,9 @@ def _weights(folder: Path, manifest: list[dict[str, Any]]) -> dict[str, NDArray[
         offset = 0
         for weight in group["weights"]:
             if weight["dtype"] == "string":
-                raise CheckFailed("every constant written for TensorFlow.js must consist of numbers")
+                raise CheckFailed(
+                    "every constant written for TensorFlow.js must consist of numbers"
+                )
             dtype, shape = np.dtype(weight["dtype"]), tuple(weight["shape"])
             count = int(np.prod(shape, dtype=np.int64))
             values = np.frombuffer(content, dtype, count, offset)

@@ -245,7 +245,7 @@ def test_columns_are_fed_by_what_they_hold(tmp_path: Path) -> None:
     assert found["NUMBERS"] == ["width", "house_price_index"]
     assert found["WORDS"] == ["color"]
     assert found["HASHED"] == ["name", "ticket", "city"]
-    assert '#   "passenger_id": an ID of the row, by its name' in code
+    assert '#   "passenger_id": its name suggests an ID of the row' in code
     assert '#   "constant": the same in every row' in code
     assert '#   "empty": the same in every row' in code
 
@@ -574,6 +574,6 @@ def test_an_experiment_is_never_written_into_its_own_data(tmp_path: Path) -> Non
     data.mkdir()
     (data / "a.csv").write_text("n,y\n" + "".join(f"{n},{n % 2}\n" for n in range(40)))
 
-    with pytest.raises(UserError, match="must not be in its own data"):
+    with pytest.raises(UserError, match="must not be inside its data"):
         write_experiment(data, data)
     assert [path.name for path in data.iterdir()] == ["a.csv"]

@@ -1,4 +1,4 @@
-"""Readings of GPUs as metrics with dcgm-exporter's names, so that its dashboards and alerts still work."""
+"""Writes readings of GPUs as metrics with dcgm-exporter's names, so that dashboards and alerts for it still work."""
 
 from __future__ import annotations
 
@@ -15,19 +15,21 @@ _MIB = 1 << 20
 
 
 class _Entity(NamedTuple):
-    """The subject of a line: dcgm-exporter repeats the values of a divided GPU for each of its slices."""
+    """What a line is about. For a GPU that is divided into MIG slices, there is a line for each slice: dcgm-exporter
+    repeats values of the whole GPU for each of them."""
 
     part: GpuReading
-    """The GPU, or its MIG slice."""
+    """The MIG slice; the GPU itself if it is not divided."""
 
     whole: GpuReading
+    """The GPU."""
 
 
 def dcgm_families(readings: Sequence[GpuReading]) -> list[list[str]]:
-    """Return the lines of each metric that some GPU reports.
+    """Return the lines of each metric that at least one GPU reports.
 
     Args:
-        readings: of GPUs and MIG slices.
+        readings: Readings of GPUs and MIG slices.
     """
     host = socket.gethostname()
     entities = [entity for entity in _entities(readings) if not entity.whole.lost]
