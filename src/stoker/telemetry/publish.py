@@ -80,7 +80,7 @@ def _serve(live: LiveMetrics, where: Destinations, held: contextlib.ExitStack) -
             ScrapeServer({PATH: page}, port=where.port or 0, host=where.host)
         )
     except UserError as error:
-        _LOG.warning("metrics are not served, training continues: %s", error.line())
+        _LOG.warning("metrics are not served, training goes on: %s", error.line())
         return
     address = reachable_address(server.address)
     _LOG.warning("metrics: http://%s%s", address, PATH)
@@ -89,7 +89,7 @@ def _serve(live: LiveMetrics, where: Destinations, held: contextlib.ExitStack) -
     try:
         held.enter_context(published(where.runs, live.info.run, address))
     except OSError as error:
-        _LOG.warning("Prometheus does not find this run automatically, training continues: %s", error)
+        _LOG.warning("Prometheus does not find this run automatically, training goes on: %s", error)
 
 
 @contextlib.contextmanager
@@ -136,7 +136,7 @@ def _export(live: LiveMetrics, held: contextlib.ExitStack) -> None:
         from stoker.telemetry.writers.otlp import exported
     except ImportError:
         _LOG.warning(
-            "metrics are not sent, training continues: %s is set, which needs OpenTelemetry. "
+            "metrics are not sent, training goes on: %s is set, which needs OpenTelemetry. "
             "Run: pip install 'stoker[otel]'",
             _ENDPOINTS[0],
         )
@@ -144,4 +144,4 @@ def _export(live: LiveMetrics, held: contextlib.ExitStack) -> None:
     try:
         held.enter_context(exported(live))
     except UserError as error:
-        _LOG.warning("metrics are not sent, training continues: %s", error.line())
+        _LOG.warning("metrics are not sent, training goes on: %s", error.line())

@@ -290,7 +290,9 @@ def test_the_table_is_printed_after_what_the_script_prints(
     assert ended.exit_code == 1
     first, second, *_ = (line for line in ended.stdout.splitlines()[1:] if line.strip())
     assert first.startswith("profile of ")
-    assert second.startswith("the script failed: exit code 1; all of the following was seen before that")
+    assert second.startswith(
+        "the script failed: exit code 1; all of the following was seen before that"
+    )
     assert ended.stdout.index("the script failed") < ended.stdout.index("no TensorFlow")
     assert (tmp_path / "out" / "profile.html").is_file()
 

@@ -132,7 +132,9 @@ def test_a_command_without_tensorflow_is_reported_as_such() -> None:
 
 
 def test_another_backend_of_keras_is_named() -> None:
-    assert "Keras runs on jax here, but only training with TensorFlow" in profile(backend="jax").note()
+    assert (
+        "Keras runs on jax here, but only training with TensorFlow" in profile(backend="jax").note()
+    )
     assert "TensorFlow was not imported" in profile(backend="tensorflow").note()
 
 

@@ -630,7 +630,8 @@ def test_what_tensorflow_has_fixed_itself_is_reported_too() -> None:
     said = minor(loop(stages=BARE, nodes=fused, wait_s=0.3))
 
     assert (
-        "TensorFlow itself prepares batches ahead (MapAndBatch)" in said["missing_prefetch"].observation
+        "TensorFlow itself prepares batches ahead (MapAndBatch)"
+        in said["missing_prefetch"].observation
     )
     assert "TensorFlow itself made it parallel (MapAndBatch)" in said["sequential_map"].observation
     assert said["sequential_map"].gain == (1.0, 1.0)

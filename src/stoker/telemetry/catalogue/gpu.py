@@ -54,7 +54,9 @@ MEMORY_USED = _gauge(
     help="GPU memory in use by all processes.",
     labels=_GPU,
 )
-MEMORY = _gauge(name="stoker_gpu_memory_bytes", unit="bytes", help="Total memory of a GPU.", labels=_GPU)
+MEMORY = _gauge(
+    name="stoker_gpu_memory_bytes", unit="bytes", help="Total memory of a GPU.", labels=_GPU
+)
 TEMPERATURE = _gauge(
     name="stoker_gpu_temperature_celsius",
     unit="celsius",

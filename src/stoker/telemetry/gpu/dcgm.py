@@ -15,8 +15,10 @@ _MIB = 1 << 20
 
 
 class _Entity(NamedTuple):
-    """What a line is about. For a GPU that is divided into MIG slices, there is a line for each slice: dcgm-exporter
-    repeats values of the whole GPU for each of them."""
+    """The subject of a line: a GPU, or each MIG slice of a divided GPU.
+
+    Like dcgm-exporter, the lines of a slice repeat the values that exist only for the whole GPU.
+    """
 
     part: GpuReading
     """The MIG slice; the GPU itself if it is not divided."""

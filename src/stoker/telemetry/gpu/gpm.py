@@ -26,7 +26,7 @@ _NVLINK = {
     "tx": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC,
     "rx": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
 }
-_ASKED = (_GRAPHICS, _SM, _TENSOR, _DRAM, *_PCIE.values(), *_NVLINK.values())
+_REQUESTED = (_GRAPHICS, _SM, _TENSOR, _DRAM, *_PCIE.values(), *_NVLINK.values())
 
 _MIB = 1 << 20
 
@@ -48,8 +48,8 @@ class GpmCounters:
         self._has_previous = False
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        self._request.numMetrics = len(_ASKED)
-        for place, metric in enumerate(_ASKED):
+        self._request.numMetrics = len(_REQUESTED)
+        for place, metric in enumerate(_REQUESTED):
             self._request.metrics[place].metricId = metric
 
     def read(self) -> GpuActivity | None:
@@ -70,7 +70,7 @@ class GpmCounters:
             return None
         found = {
             each.metricId: float(each.value)
-            for each in self._request.metrics[: len(_ASKED)]
+            for each in self._request.metrics[: len(_REQUESTED)]
             if each.nvmlReturn == pynvml.NVML_SUCCESS and math.isfinite(each.value)
         }
         return _activity(found)
