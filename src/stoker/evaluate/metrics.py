@@ -352,13 +352,14 @@ def _log_loss(examples: Examples) -> MetricValue:
 
 
 _TOP = 5
-"""Number of largest predictions that a top-5 answer consists of."""
+"""Number of classes with the largest predictions in which `top_5_accuracy` looks for the label."""
 
 
 def _top_5_accuracy(examples: Examples) -> MetricValue:
     """Share of rows whose label is among the five largest predictions.
 
-    Classes tied for the last places share them: if all counted in full, a constant model would get 100 %.
+    If several classes are tied for the last of these five places, each counts in part; otherwise a constant model
+    would get 100 %.
     """
     if examples.task.classes <= _TOP:
         return Undefined(reason=f"with {examples.task.classes} classes it is always 1")

@@ -100,7 +100,10 @@ def _coded_numbers(values: NDArray[Any]) -> _Coded:
 
 
 def _quartiles(present: NDArray[Any]) -> _Coded:
-    """Code values by the ranges between the quartiles. A quartile is a value of the column; equal ones count once."""
+    """Return the code of each value, and the ranges as text: there is a code for each range between two quartiles.
+
+    A quartile is a value of the column; equal quartiles count once.
+    """
     ordered = np.sort(present)
     edges = np.unique(ordered[[math.ceil(len(ordered) * part / 4) - 1 for part in (1, 2, 3, 4)]])
     lows = [ordered[0], *edges[:-1]]

@@ -113,7 +113,8 @@ def infer_task(
         labels: [rows], [rows, 1] or one-hot [rows, k]; any numeric dtype. NaN is ignored.
         prediction_shape: [rows], [rows, 1] or [rows, k].
         from_logits: The loss was compiled with `from_logits=True`.
-        multi_hot: In the whole dataset, if not in these rows, some row has no class or several.
+        multi_hot: At least one row of the whole dataset has no class or several classes; such a row need not be
+            among these rows.
         one_class: The model is trained for exactly one class per row, so its outputs are classes, not labels.
 
     Returns:

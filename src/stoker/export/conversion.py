@@ -197,7 +197,7 @@ def _signature_inputs(model: LoadedModel, rows: Arrays, signature: str) -> Array
 
 
 def _full_rank(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
-    """Add trailing axes of length one: as with a server, rows may leave them out."""
+    """Add the trailing axes of length one that rows may leave out, as in requests to a server."""
     if spec.shape is None or not spec.takes(array.shape):
         return array  # the error that the SavedModel raises names the input
     return array.reshape(array.shape + (1,) * (len(spec.shape) - array.ndim))

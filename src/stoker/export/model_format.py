@@ -85,7 +85,7 @@ class ModelFormat:
 _FIND_MISSING = (
     "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
 )
-"""Python program that prints those of its arguments that are modules it cannot import."""
+"""Python program whose arguments are names of modules; it prints the names of modules that cannot be imported."""
 
 
 def _missing_in(python: Path, packages: Iterable[str]) -> list[str]:

@@ -19,7 +19,8 @@ UNSUPPORTED = "Unsupported Ops in the model"
 """Start of the converter's message about unsupported operations; this module's own message starts the same way."""
 
 _TABLES = {"HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2", "AnonymousHashTable"}
-"""Operations that create a lookup table, which a separate graph must initialize; such a graph cannot be compared."""
+"""Operations that create a lookup table. The table needs a separate graph that initializes it, so the converted graph
+cannot be run and compared on its own."""
 
 
 def main(saved_model: str, signature: str, out: str) -> None:

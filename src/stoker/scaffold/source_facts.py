@@ -237,7 +237,7 @@ def _present(column: ColumnDescription) -> int | None:
 
 
 def _why_unlikely(column: ColumnDescription, rows: int) -> str:
-    """Return why a column is not taken as the label unless requested; "" if it may be."""
+    """Return why a column is not guessed as the label; "" if it may be guessed."""
     distinct = _present(column) or 0
     is_rare = column.column.dtype == "string" and distinct > max(2, rows / ROWS_PER_CLASS)
     return _why_impossible(column) or (

@@ -59,7 +59,7 @@ class StepSplit:
     """How the mean step of a loop is split into parts."""
 
     step_s: float
-    """T_real, seconds per step."""
+    """T_real: mean duration of a real step, seconds."""
 
     parts: Mapping[str, float]
     """Part -> seconds per step; the sum of all parts is the step's duration."""
@@ -72,8 +72,8 @@ class StepSplit:
     `model.fit`, the smallest of all rounds. None if unknown."""
 
     busy: float | None
-    """U = T_ceil / T_real: the duration of a step on a batch in memory / of a real step. At most about 1; None if
-    unknown."""
+    """U = T_ceil / T_real: duration of a step on a batch in memory, divided by the duration of a real step. At most
+    about 1; None if unknown."""
 
     no_busy: str
     """Why U was not measured; "" if it was."""
@@ -119,7 +119,8 @@ class EpochStarts:
     """Seconds per epoch, without the duration of a step itself: the median, or the shorter of two."""
 
     share: float
-    """These waits / the sum of all measured steps, a pass that fills a cache, and these waits; in [0, 1]."""
+    """All of these waits, divided by the total time of these waits, the measured steps, and a pass that fills a cache;
+    in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -133,7 +133,8 @@ class Node:
     """Number of elements that it reads for each element that it produces; 0 if this number varies."""
 
     per_output: float
-    """Number of its elements per element of the nearest interleave or flat_map above it; 1 if none is above."""
+    """Number of this stage's elements that the nearest interleave or flat_map above needs for one of its own elements;
+    1 if none is above."""
 
     buffered: int
     """Number of buffered elements."""

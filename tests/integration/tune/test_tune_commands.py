@@ -54,7 +54,7 @@ def test_a_program_that_is_not_python_is_run_too(tmp_path: Path) -> None:
     profiled, printed = profile(tmp_path, "sh", "-c", "echo shell; kill -TERM $$")
 
     assert (profiled.exit_code, printed) == (128 + signal.SIGTERM, "shell\n")
-    assert profiled.ending().startswith("the script failed: exit code 143, as of SIGTERM; ")
+    assert profiled.ending().startswith("the script failed: exit code 143, from SIGTERM; ")
 
 
 def test_the_report_on_a_program_without_tensorflow_that_ends_well_says_how_tensorflow_could_be_hidden(

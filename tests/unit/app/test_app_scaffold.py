@@ -257,7 +257,7 @@ def test_a_text_that_is_different_in_every_row_is_left_out(tmp_path: Path) -> No
 
 
 def test_nothing_to_learn_from_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="predict 'target' from"):
+    with pytest.raises(ConfigError, match="from which to predict 'target'"):
         scaffold(tmp_path, {"k": cycled("k"), "target": [0, 1] * 50})
 
 
@@ -304,7 +304,7 @@ def test_nothing_is_overwritten(taken: str, tmp_path: Path) -> None:
 def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "made").write_text("mine")
 
-    with pytest.raises(UserError, match="into a folder"):
+    with pytest.raises(UserError, match="must be given a folder"):
         scaffold(tmp_path, table(target=cycled(0, 1)))
 
 

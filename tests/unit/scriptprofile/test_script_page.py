@@ -158,7 +158,7 @@ def test_that_a_script_failed_stands_before_all_that_was_seen() -> None:
     assert "The script failed: exit code 1" in text
     assert text.index("The script failed") < text.index("failed before it imported TensorFlow")
     assert "-E" not in text
-    assert killed.ending().startswith("the script failed: exit code 137, as of SIGKILL")
+    assert killed.ending().startswith("the script failed: exit code 137, from SIGKILL")
     assert not profile().failed
     assert profile().ending() == "exit code 0"
 

@@ -101,7 +101,7 @@ def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
     seldom = loop(InnerLoop, steps=3, measured_steps=1).split
     assert seldom is not None
     assert seldom.busy is None
-    assert "called too seldom" in seldom.no_busy
+    assert "called too few times" in seldom.no_busy
 
 
 def test_what_an_input_inside_of_a_function_costs_as_a_whole_bounds_every_gain() -> None:
@@ -611,7 +611,7 @@ def test_what_costs_little_here_is_reported_with_its_reason_and_is_not_a_finding
         "batches of 16; Python takes 6.2% of a step, outside the call"
         in said["small_batch"].observation
     )
-    assert "was not measured" in said["small_batch"].observation
+    assert "were not measured" in said["small_batch"].observation
     assert (said["small_batch"].gain, said["small_batch"].sure) == (None, "possible")
 
 

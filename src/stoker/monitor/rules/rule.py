@@ -46,7 +46,7 @@ class Recording:
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self, time_scale: float) -> dict[str, Any]:
-        """Return it in the form that Prometheus reads."""
+        """Return the rule in the form that Prometheus reads."""
         found: dict[str, Any] = {"record": self.record, "expr": scaled(self.expr, time_scale)}
         return found | ({"labels": dict(self.labels)} if self.labels else {})
 
@@ -85,7 +85,7 @@ class Alert:
         return f"{RUNBOOKS}#{self.name.lower()}"
 
     def as_dict(self, time_scale: float) -> dict[str, Any]:
-        """Return it in the form that Prometheus reads."""
+        """Return the rule in the form that Prometheus reads."""
         found: dict[str, Any] = {"alert": self.name, "expr": scaled(self.expr, time_scale)}
         for key, duration, minimum in (
             ("for", self.lasts, self.min_lasts),

@@ -51,7 +51,7 @@ class ScriptFinding:
         return f"{low:.2g}x to {high:.2g}x"
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json`."""
+        """Return the finding as JSON values, for `--json` and profile.json."""
         return {
             "kind": self.kind,
             "file": self.place.file,

@@ -68,7 +68,7 @@ class EventFile:
 
 
 def _after_all(folder: Path) -> float:
-    """Return the current time, or a later one if files in the folder have later times, since the clock was set."""
+    """Return a time for a new file's name: now, but later than all files in the folder even if the clock was set back."""
     names = (path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*"))
     stamps = [float(match[0]) for name in names if (match := re.match(r"\d+(\.\d+)?", name))]
     return max([time.time(), *(stamp + 1e-3 for stamp in stamps)])
