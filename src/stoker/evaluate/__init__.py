@@ -1,1 +1,1 @@
-"""Metrics, slices and gates over the exported SavedModel, never the in-memory model."""
+"""Metrics, slices and gates, computed with the exported SavedModel, never with the model in memory."""

@@ -51,15 +51,15 @@ class SliceGate:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class EvaluateConfig:
-    """Metrics on the eval split, and their limits for a push."""
+    """Metrics on the eval split, and the limits that a model must keep to be pushed."""
 
     metrics: tuple[str, ...] = ()
-    """Names of metrics (default: those of the task). Metrics of gates are added. With several outputs
-    they are `OUTPUT_METRIC`, for one of several labels `label_N_METRIC` with N from 0, also in the
-    gates."""
+    """Names of metrics (default: those of the task). Metrics of gates are added. If the model has several
+    outputs, a name is `OUTPUT_METRIC`. A metric of one of several labels per row is `label_N_METRIC`, N from
+    0. Gates use the same names."""
 
     slices: tuple[str, ...] = ()
-    """Raw columns by whose values metrics are reported; `a*b` crosses two or more."""
+    """Raw columns: metrics are also reported for each of their values; `a*b` crosses two or more columns."""
 
     gates: dict[str, Gate] = field(default_factory=dict)
     """Metric -> its limits on the whole split."""
@@ -77,7 +77,7 @@ class EvaluateConfig:
 
     @property
     def all_slices(self) -> tuple[str, ...]:
-        """Every slice that is reported or has a gate, once."""
+        """The names of all slices that are reported or have a gate, without duplicates."""
         gated = (name for gate in self.slice_gates.values() for name in gate.slices)
         return tuple(dict.fromkeys([*self.slices, *gated]))
 
@@ -113,7 +113,7 @@ def require_metrics_of(
     Args:
         config: The metrics and gates.
         outputs: Names of the outputs with a label.
-        any_label: Accept the metrics of any label of an output: their number is not known.
+        any_label: Accept the metrics of any label of an output: the number of labels is not known yet.
 
     Raises:
         ConfigError: no output has the metric; the error names the nearest.
@@ -135,7 +135,7 @@ def require_metrics_of(
 
 
 def outputs_and_labels(shapes: Mapping[str, Sequence[int | None]]) -> list[str]:
-    """The outputs, and each label of outputs with several labels per row.
+    """The names of all outputs, and of each label of outputs with several labels per row.
 
     Args:
         shapes: Output -> shape of its label, without the batch axis.
@@ -150,7 +150,7 @@ def outputs_and_labels(shapes: Mapping[str, Sequence[int | None]]) -> list[str]:
 def _require_metric(key: str, name: str) -> None:
     if better_direction(name) is None:
         raise ConfigError(
-            f"{key} must name some of: {', '.join(METRICS)}", got=name, fix=nearest(name, METRICS)
+            f"{key} must name one of: {', '.join(METRICS)}", got=name, fix=nearest(name, METRICS)
         )
 
 
@@ -178,7 +178,7 @@ def _check_drop(key: str, name: str, max_drop: float) -> None:
         )
     if better_direction(name) == "neither":
         raise ConfigError(
-            f"{key} needs a metric that has a better direction",
+            f"{key} needs a metric for which either higher or lower is better",
             got=name,
             fix="Give it min and max instead.",
         )
@@ -217,7 +217,7 @@ def _check_limits(key: str, low: float | None, high: float | None) -> None:
         raise ConfigError(
             f"{key}.min must not be above {key}.max",
             got=Plain(f"min {low}, max {high}"),
-            fix="Exchange the two, or leave one out.",
+            fix="Swap the two numbers, or leave one out.",
         )
 
 

@@ -1,4 +1,4 @@
-"""One evaluation: metrics, slices, calibration and confusion, the verdicts of the gates, and its JSON."""
+"""One evaluation: metrics, slices, calibration, confusion matrix and verdicts of the gates; and its JSON."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _BINS = 10
 """Number of calibration bins, each with about the same number of rows."""
 
 _MAX_CLASSES = 100
-"""Maximum number of classes with a confusion matrix: 10,000 cells."""
+"""Maximum number of classes for which a confusion matrix is computed: it has 10,000 cells."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,16 +53,18 @@ class CalibrationBin:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OutputEvaluation:
-    """Results of one output other than its metrics."""
+    """All results of one output except its metrics."""
 
     task: Task
     """Task of the output."""
 
     calibration: tuple[CalibrationBin, ...] = ()
-    """Mean prediction and mean label by tenths of the predictions; empty for many classes."""
+    """Mean prediction and mean label by tenths of the predictions; empty unless a row has a single value or
+    one of two classes."""
 
     confusion: tuple[tuple[int, ...], ...] = ()
-    """[label][prediction] rows; empty for a regression, several labels, and beyond 100 classes."""
+    """[label][prediction] number of rows; empty for a regression, for several labels per row, and for more than
+    100 classes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -73,14 +75,14 @@ class Evaluation:
     """Rows of the eval split."""
 
     outputs: Mapping[str, OutputEvaluation]
-    """Results by output of the model."""
+    """Output of the model -> its results."""
 
     metrics: Mapping[str, MetricValue]
     """Metrics of the whole split, the main one first. With several outputs their names are
     `{output}_{metric}`, as in Keras."""
 
     slices: tuple[SliceResult, ...]
-    """Metrics by slice, in the order of the configuration, then by number of rows."""
+    """Metrics of each slice: columns in the order of the configuration, slices of a column by number of rows."""
 
     verdicts: tuple[Verdict, ...]
     """One verdict per limit, and one per check that applies to every model."""
@@ -109,11 +111,11 @@ def evaluate(
     """Compute metrics of a model's predictions and check the gates.
 
     Args:
-        outputs: Labels and predictions by output (`pair`), all of the same rows; the key of a
+        outputs: Output -> labels and predictions (from `pair`), all of the same rows; the key of a
             single output is `ONLY`.
         slice_columns: Raw column -> [rows] values, for the columns that `config` slices by.
         config: Metrics, slices and gates.
-        baseline: The version now in the repository on the same rows (`measure_baseline`); None
+        baseline: Metrics of the version in the repository on the same rows (`measure_baseline`); None
             if no version was pushed.
 
     Raises:
@@ -149,12 +151,9 @@ def measure_baseline(
     """Compute the metrics of the version in the repository on the rows of the new model.
 
     Args:
-        outputs: As for `evaluate`, the predictions those of the version in the repository.
+        outputs: As for `evaluate`, but with the predictions of the version in the repository.
         config: The metrics.
-        version: Its name in messages, e.g. `version 3`.
-
-    Returns:
-        Its metrics.
+        version: Name of this version in messages, e.g. `version 3`.
     """
     metrics = measure_all(_metric_names(config, outputs), by_label(outputs))
     return BaselineMetrics(version=version, rows=_rows(outputs), metrics=metrics)
@@ -167,7 +166,7 @@ def calibration_bins(examples: Examples) -> tuple[CalibrationBin, ...]:
         examples: Two classes, or a regression with one output.
 
     Returns:
-        At most ten bins, equal predictions in the same bin; none for more classes or outputs.
+        At most ten bins; equal predictions are in the same bin. No bins for other tasks.
     """
     whole = examples.take(examples.finite)
     predictions = probability_of_one(whole)
@@ -191,9 +190,9 @@ def _calibration_bin(labels: FloatArray, predictions: FloatArray) -> Calibration
 
 
 def confusion_matrix(examples: Examples) -> tuple[tuple[int, ...], ...]:
-    """[label][prediction] number of rows with finite values; empty beyond 100 classes.
+    """[label][prediction] number of rows with finite values.
 
-    Also empty if a row may have several labels.
+    Empty for a regression, for more than 100 classes, and if a row may have several labels.
     """
     classes = 0 if examples.task.kind == "multilabel" else examples.task.classes
     if not 0 < classes <= _MAX_CLASSES:
@@ -227,7 +226,7 @@ def read_evaluation(path: Path) -> Evaluation:
 
 
 def evaluation_to_json(evaluation: Evaluation) -> dict[str, Any]:
-    """An evaluation in JSON's own types; an undefined metric is `{"undefined": reason}`."""
+    """Convert an evaluation to types that JSON has; an undefined metric becomes `{"undefined": reason}`."""
     baseline = evaluation.baseline
     return {
         "blessed": evaluation.blessed,
@@ -298,7 +297,7 @@ def _measure_slices(
 
 
 def _always_checked(outputs: Mapping[str, Examples]) -> list[Verdict]:
-    """Checks without a gate: the split has rows, and no prediction or label is NaN."""
+    """Checks that need no gate: the split has rows, and every prediction and label is finite."""
     failed = []
     if not _rows(outputs):
         failed.append(("evaluate.rows", "eval split", "at least one row", "0 rows"))
@@ -315,7 +314,7 @@ def _always_checked(outputs: Mapping[str, Examples]) -> list[Verdict]:
 
 
 def _outputs_to_json(outputs: Mapping[str, OutputEvaluation]) -> dict[str, Any]:
-    """The parts of a single output; several outputs are in `outputs` by name."""
+    """The results of a single output; several outputs are under the key `outputs`, by name."""
     parts = alone({name: dataclasses.asdict(output) for name, output in outputs.items()})
     return parts if ONLY in outputs else {"outputs": parts}
 

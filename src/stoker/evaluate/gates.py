@@ -13,19 +13,19 @@ from stoker.evaluate.metrics import MetricValue, Undefined, better_direction
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BaselineMetrics:
-    """The version in the repository, measured on the same rows."""
+    """Metrics of the version in the repository, measured on the same rows."""
 
     version: str
-    """Its name in messages, e.g. `version 3`."""
+    """Name of the version in messages, e.g. `version 3`."""
 
     rows: int = 0
     """Number of rows."""
 
     metrics: Mapping[str, MetricValue] = field(default_factory=dict)
-    """Its metrics."""
+    """Metric -> value."""
 
     error: str = ""
-    """Why its evaluation failed, a clause; "" if it did not."""
+    """Why the evaluation of this version failed, a clause; "" if it did not fail."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -80,7 +80,7 @@ def check_gates(
         rows: Rows of the eval split.
         metrics: Metrics of the whole split; a missing one fails its gate.
         slices: Metrics by slice; a missing slice fails its gate.
-        baseline: The version in the repository; None if no version was pushed.
+        baseline: Metrics of the version in the repository; None if no version was pushed.
 
     Returns:
         One verdict per limit, in the order of the configuration.
@@ -144,14 +144,14 @@ def _drop(
         return _failed(key, name, rule=rule, reason=old.reason)
     drop = new - old if better_direction(name) == "lower" else old - new
     rounding = _ROUNDINGS * sys.float_info.epsilon * max(abs(new), abs(old))
-    reason = f"{_shown(new, old)} against {_shown(old, new)} of {baseline.version}, {_change(drop)}"
+    reason = f"{_shown(new, old)}, {baseline.version} has {_shown(old, new)}: {_change(drop)}"
     passed = drop <= max_drop + rounding
     return Verdict(key=key, subject=name, rule=rule, passed=passed, reason=reason)
 
 
 _ROUNDINGS = 4
-"""Rounding error of the difference of two metrics, in units of the last place: 0.95 - 0.945 is above
-0.005 in binary and must not fail a `max_drop` of 0.005."""
+"""Allowed rounding error of the difference of two metrics, in units of the last place: in binary, 0.95 - 0.945
+is above 0.005, but must pass a `max_drop` of 0.005."""
 
 
 def _baseline_value(name: str, baseline: BaselineMetrics, rows: int) -> MetricValue:
@@ -159,7 +159,7 @@ def _baseline_value(name: str, baseline: BaselineMetrics, rows: int) -> MetricVa
     if baseline.error:
         return Undefined(reason=f"{who} could not be evaluated: {baseline.error}")
     if baseline.rows != rows:
-        return Undefined(reason=f"{who} was measured on {baseline.rows} rows, this one on {rows}")
+        return Undefined(reason=f"{who} was measured on {baseline.rows} rows, this model on {rows}")
     value = _finite(baseline.metrics.get(name, Undefined(reason="it was not computed")))
     if isinstance(value, Undefined):
         return Undefined(reason=f"undefined for {who}: {value.reason}")
@@ -174,7 +174,7 @@ def _slice_verdicts(
     wanted = gate.values or tuple(found)
     if not wanted:
         rule = f"at least {gate.min_rows} rows"
-        yield _failed(f"{key}.slices", f"{name} by {column}", rule=rule, reason="no slice at all")
+        yield _failed(f"{key}.slices", f"{name} by {column}", rule=rule, reason="it has no slices")
     for value in wanted:
         rows = found[value].rows if value in found else 0
         subject = f"{name} where {column} is {value}"
@@ -198,7 +198,7 @@ def _failed(key: str, subject: str, *, rule: str, reason: str) -> Verdict:
 
 
 def _shown(number: float, other: float) -> str:
-    """A number with five digits, or with all if it would look equal to the other one."""
+    """A number with five digits, or with all digits if five would make it look equal to `other`."""
     short = f"{number:.5g}"
     return short if number == other or short != f"{other:.5g}" else repr(number)
 

@@ -1,4 +1,4 @@
-"""The metrics: exact, over all rows at once; an undefined one has a reason instead of NaN."""
+"""The metrics: exact, computed over all rows at once; an undefined metric has a reason instead of NaN."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from stoker.evaluate.task import Examples, FloatArray, Kind, Task
 Direction = Literal["higher", "lower", "neither"]
 
 PROBABILITY_FLOOR = 1e-7
-"""Minimum probability in a logarithm: Keras's epsilon, about the spacing of float32 at 1.
+"""Minimum probability whose logarithm is taken: Keras's epsilon, about the spacing of float32 at 1.
 Source: `keras.config.epsilon`."""
 
 _PROBABILITY_SLACK = 1e-3
@@ -30,7 +30,7 @@ class Undefined:
     """A metric that is undefined for these rows."""
 
     reason: str
-    """Reason, a clause."""
+    """Why it is undefined, a clause."""
 
 
 MetricValue = float | Undefined
@@ -38,16 +38,17 @@ MetricValue = float | Undefined
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Metric:
-    """One metric: its computation, its tasks and its better direction."""
+    """One metric: its computation, its tasks, and whether higher or lower is better."""
 
     compute: Callable[[Examples], MetricValue]
     """Computes the metric of at least one row; all labels and predictions are finite."""
 
     tasks: tuple[Kind, ...]
-    """Tasks for which it is defined; a multiclass model of two columns also has the binary ones."""
+    """Tasks for which it is defined. A multiclass model with two output columns also gets the metrics of
+    binary tasks."""
 
     direction: Direction
-    """Which direction is better."""
+    """Whether higher or lower values are better, or neither."""
 
     reads: Literal["scores", "classes", "probabilities", "values"]
     """The part of a prediction that it uses."""
@@ -108,9 +109,9 @@ def metrics_of(outputs: Iterable[str]) -> dict[str, tuple[str, str]]:
 
 
 def better_direction(name: str) -> Direction | None:
-    """The better direction of a metric of any output; None if no metric has the name.
+    """Whether higher or lower is better for a metric of any output; None if no metric has the name.
 
-    If the name ends like several metrics (`top_5_accuracy`), they agree.
+    Several metrics may be an ending of the name (`top_5_accuracy`, `accuracy`): all have the same direction.
     """
     ends = (metric for ending, metric in METRICS.items() if f"_{name}".endswith(f"_{ending}"))
     metric = next(ends, None)
@@ -150,7 +151,7 @@ def metrics_of_labels(task: Task) -> tuple[str, ...]:
 
 
 def by_label(outputs: Mapping[str, Examples]) -> dict[str, Examples]:
-    """The outputs, and each label of multi-label outputs as an additional output."""
+    """The outputs, plus each label of multi-label outputs as an output of its own."""
     found = dict(outputs)
     for output, examples in outputs.items():
         if examples.task.kind == "multilabel":
@@ -160,28 +161,28 @@ def by_label(outputs: Mapping[str, Examples]) -> dict[str, Examples]:
 
 
 def of_label(label: int, metric: str = "") -> str:
-    """The name of a label, or of one of its metrics, by the label's index in the row."""
+    """The name of a label, or of one of its metrics; `label` is its index in the row."""
     return f"label_{label}_{metric}" if metric else f"label_{label}"
 
 
 def without_label(name: str) -> str:
-    """The name of a label's metric without the label: that of all labels of the output."""
+    """Remove the label from a metric's name: the result names the metric over all labels of the output."""
     return re.sub(r"(^|_)label_\d+_", r"\1", name, count=1)
 
 
 def is_of_label(name: str) -> bool:
-    """Whether a metric is that of a single label."""
+    """Whether a metric belongs to a single label."""
     return without_label(name) != name
 
 
 LABELS_MEASURED = 20
-"""Maximum number of labels with default metrics of their own."""
+"""Maximum number of labels for which each label has default metrics of its own."""
 
 
 def predicted_ids(examples: Examples) -> NDArray[np.int64]:
-    """The predicted class, [rows]: above 0.5 for one column, else the largest column.
+    """[rows] the predicted class. One column: 1 if above 0.5, else 0; several: index of the largest column.
 
-    For a multi-label task [rows, labels]: 1 for each label above 0.5.
+    For a multi-label task, [rows, labels]: 1 for each label above 0.5, else 0.
     """
     if examples.predictions.ndim == 1 or examples.task.kind == "multilabel":
         return (examples.predictions > 0.5).astype(np.int64)
@@ -198,9 +199,9 @@ def _why_undefined(name: str, metric: Metric, examples: Examples) -> str:
     task = examples.task
     if not applies(metric, task):
         others = [other for other in default_metrics(task) if other.endswith(f"_{name}")]
-        fix = f" (it has {' and '.join(others)})" if others else ""
+        fix = f" (use {' or '.join(others)})" if others else ""
         return (
-            f"{name} is for {' or '.join(metric.tasks)} models, and this one is "
+            f"{name} is for {' or '.join(metric.tasks)} models, and this model is "
             f"{task.described}{fix}"
         )
     if not examples.rows:
@@ -235,7 +236,7 @@ def _accuracy(examples: Examples) -> MetricValue:
 
 
 def _auc(examples: Examples) -> MetricValue:
-    """The share of (positive, negative) pairs in the right order, ties counted half.
+    """The share of (positive, negative) pairs in the right order; a tie counts half.
 
     Source: Mann-Whitney U; Fawcett, An introduction to ROC analysis (2006).
     """
@@ -252,7 +253,7 @@ def _auc(examples: Examples) -> MetricValue:
 def _average_precision(examples: Examples) -> MetricValue:
     """Precision at each distinct score, weighted by the increase of recall.
 
-    Source: scikit-learn, `average_precision_score`; no interpolation, which overestimates.
+    It does not interpolate, which would overestimate. Source: scikit-learn, `average_precision_score`.
     """
     positives = float((examples.labels == 1).sum())
     if not positives:
@@ -267,7 +268,7 @@ def _average_precision(examples: Examples) -> MetricValue:
 
 
 def _counts(examples: Examples) -> tuple[int, int, int]:
-    """True positives, rows predicted positive, rows labeled positive."""
+    """Number of true positives, of rows predicted positive, and of rows labeled positive."""
     predicted, true = predicted_ids(examples) == 1, examples.labels == 1
     return int((predicted & true).sum()), int(predicted.sum()), int(true.sum())
 
@@ -295,7 +296,7 @@ def _micro(compute: Callable[[Examples], MetricValue]) -> Callable[[Examples], M
     def over_all(examples: Examples) -> MetricValue:
         value = compute(examples.flat())
         if isinstance(value, Undefined):
-            return Undefined(reason=f"each label of each row counted as a row, {value.reason}")
+            return Undefined(reason=f"if each label of each row counts as a row, {value.reason}")
         return value
 
     return over_all
@@ -311,7 +312,7 @@ def _macro(compute: Callable[[Examples], MetricValue]) -> Callable[[Examples], M
         values = [compute(examples.of_label(label)) for label in range(examples.task.classes)]
         defined = [value for value in values if not isinstance(value, Undefined)]
         if not defined:
-            return Undefined(reason="no label of these rows defines it")
+            return Undefined(reason="it is undefined for every label in these rows")
         return float(np.mean(defined))
 
     return over_labels
@@ -351,13 +352,14 @@ def _log_loss(examples: Examples) -> MetricValue:
 
 
 _TOP = 5
-"""Number of classes in a top-5 answer."""
+"""Number of classes with the largest predictions in which `top_5_accuracy` looks for the label."""
 
 
 def _top_5_accuracy(examples: Examples) -> MetricValue:
-    """Share of rows whose label is among the five largest predictions, ties counted in part.
+    """Share of rows whose label is among the five largest predictions.
 
-    Counting every tied class in full would give a constant model 100 %.
+    If several classes are tied for the last of these five places, each counts in part; otherwise a constant model
+    would get 100 %.
     """
     if examples.task.classes <= _TOP:
         return Undefined(reason=f"with {examples.task.classes} classes it is always 1")
@@ -385,7 +387,7 @@ def _rmse(examples: Examples) -> MetricValue:
 
 
 def _r2(examples: Examples) -> MetricValue:
-    """1 - squared error / squared deviation of the labels, mean over the outputs."""
+    """1 - squared error / squared deviation of the labels, averaged over the outputs."""
     spread = np.square(examples.labels - examples.labels.mean(axis=0)).sum(axis=0)
     if not np.all(spread > 0):
         return Undefined(reason=f"all {examples.rows} labels are equal")

@@ -19,7 +19,7 @@ from stoker.pages.plot import Axis, line_plot
 from stoker.pages.table import Code, Fill, Number, Prose, table
 
 _SHOWN_CLASSES = 30
-"""Maximum number of classes with a confusion matrix on the page; the JSON has it up to 100."""
+"""Maximum number of classes for which the page shows a confusion matrix; the JSON has it for up to 100."""
 
 _PLOT_PX = 300
 """Width and height of the calibration chart, pixels."""
@@ -41,7 +41,8 @@ def write_report(
         evaluation: The results.
         path: The HTML file.
         title: The subject, e.g. the name of the experiment.
-        classes: Output -> names of its classes by id; the page shows ids of the others.
+        classes: Output -> names of its classes, in the order of their ids; for any other output, the page
+            shows ids.
     """
     write_atomic(path, report_html(evaluation, title=title, classes=classes))
 
@@ -77,7 +78,7 @@ def _passed(passed: bool, yes: str, no: str) -> Html:
 def _gates(verdicts: Sequence[Verdict]) -> Html:
     if not verdicts:
         return section(
-            "Gates", paragraph("None: the model may be pushed whatever its metrics are.")
+            "Gates", paragraph("None: the model may be pushed, whatever its metrics are.")
         )
     rows = (
         [
@@ -177,7 +178,7 @@ def _calibration(bins: Sequence[CalibrationBin]) -> Iterator[Html]:
     places = (0.0, 0.25, 0.5, 0.75, 1.0)
     ticks = [(place, number(low + place * (high - low), 3)) for place in places]
     yield paragraph(
-        "Each dot is a tenth of the rows, by prediction. On the diagonal, predictions are right on average.",
+        "Each dot is a tenth of the rows, sorted by prediction. On the diagonal, predictions are right on average.",
         quiet=True,
     )
     yield line_plot(

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 MAX_DISTINCT_NUMBERS = 20
-"""A number column with more distinct values than this is split at its quartiles."""
+"""A column of numbers with more distinct values than this is split at its quartiles."""
 
 MAX_SLICES = 100
-"""Maximum number of slices of one column; the rarest values share one."""
+"""Maximum number of slices of one column; if there are more values, the rarest ones share the last slice."""
 
 MISSING = "(missing)"
 """Printed value of the slice of rows without a value."""
@@ -26,7 +26,7 @@ OTHER = "(other)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """The rows that share one value, or one range, of a column."""
+    """The rows that have the same value, or a value in the same range, of a column."""
 
     column: str
     """The raw column, or the cross `a*b`, as in the configuration."""
@@ -43,7 +43,7 @@ _Coded = tuple[NDArray[np.int64], list[str]]
 
 
 def columns_of(name: str, columns: Sequence[str] | Mapping[str, object]) -> tuple[str, ...]:
-    """The raw columns of a slice: the one with its name, else the columns of a cross."""
+    """The raw columns of a slice: the column with this name, or else the columns of the cross."""
     return (name,) if name in columns else tuple(part.strip() for part in name.split("*"))
 
 
@@ -64,7 +64,10 @@ def slice_rows(name: str, columns: Mapping[str, NDArray[Any]]) -> list[Slice]:
 
 
 def _crossed(one: _Coded, two: _Coded) -> _Coded:
-    """The pairs that occur; all possible pairs of two id columns would not fit in memory."""
+    """Cross two columns; only pairs that occur get a code.
+
+    All possible pairs of two columns of IDs may not fit in memory.
+    """
     pairs, codes = np.unique(one[0] * len(two[1]) + two[0], return_inverse=True)
     firsts, seconds = np.divmod(pairs, len(two[1]))
     names = [f"{one[1][i]} * {two[1][j]}" for i, j in zip(firsts, seconds, strict=True)]
@@ -97,7 +100,10 @@ def _coded_numbers(values: NDArray[Any]) -> _Coded:
 
 
 def _quartiles(present: NDArray[Any]) -> _Coded:
-    """Ranges between quartiles that are values of the column, equal ones merged."""
+    """Return the code of each value, and the ranges as text: there is a code for each range between two quartiles.
+
+    A quartile is a value of the column; equal quartiles count once.
+    """
     ordered = np.sort(present)
     edges = np.unique(ordered[[math.ceil(len(ordered) * part / 4) - 1 for part in (1, 2, 3, 4)]])
     lows = [ordered[0], *edges[:-1]]
@@ -109,7 +115,7 @@ def _quartiles(present: NDArray[Any]) -> _Coded:
 
 
 def _number(value: Any) -> str:
-    """The shortest text that parses to the same number, integers without a fraction."""
+    """The shortest text that parses to the same number; integers have no fraction."""
     if value.dtype.kind != "f":
         return str(value)
     value = value + value.dtype.type(0)  # so that -0.0 reads as 0

@@ -17,7 +17,7 @@ FloatArray = NDArray[np.float64]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Task:
-    """Meaning of an output of the model."""
+    """What an output of the model predicts."""
 
     kind: Kind
     """`binary`: one column, the probability of class 1. `multiclass`: one column per class, one class
@@ -46,22 +46,22 @@ class Examples:
     """Labels and predictions in the form that every metric takes."""
 
     task: Task
-    """Their task."""
+    """Task of the output."""
 
     labels: FloatArray
-    """[rows] class ids or values; [rows, k] values of a regression with k outputs, or 0 and 1 for k
-    labels per row."""
+    """[rows] class ids, or values of a regression; [rows, k] values of a regression with k outputs, or 0 and 1
+    for k labels per row."""
 
     predictions: FloatArray
-    """[rows] probability of class 1, or value; [rows, k] probability by class or label, or k
+    """[rows] probability of class 1, or value of a regression; [rows, k] probability of each class or label, or k
     values."""
 
     scores: FloatArray
-    """[rows] ranks the rows by class 1 (logits if available: the sigmoid of large ones is tied),
-    [rows, k] by each label; empty unless there are exactly two classes."""
+    """[rows] numbers that rank the rows by class 1, or [rows, k] by each of k labels. They are logits if
+    available: the sigmoids of large logits are equal. Empty for a regression and for more than two classes."""
 
     finite: NDArray[np.bool_]
-    """[rows] Whether label and prediction are finite numbers."""
+    """[rows] whether label and prediction are finite numbers."""
 
     @property
     def rows(self) -> int:
@@ -113,16 +113,16 @@ def infer_task(
         labels: [rows], [rows, 1] or one-hot [rows, k]; any numeric dtype. NaN is ignored.
         prediction_shape: [rows], [rows, 1] or [rows, k].
         from_logits: The loss was compiled with `from_logits=True`.
-        multi_hot: Some row of the whole dataset has no class or several, even if none of these rows has.
-        one_class: The model is trained for exactly one class per row, so its outputs are not labels.
+        multi_hot: At least one row of the whole dataset has no class or several classes; such a row need not be
+            among these rows.
+        one_class: The model is trained for exactly one class per row, so its outputs are classes, not labels.
 
     Returns:
-        k > 1 outputs and class ids, or one-hot labels: multiclass; k > 1 outputs and labels of 0
-        and 1, with any number of ones per row: multilabel; one output and labels 0 and 1: binary;
-        otherwise: regression.
+        multiclass: k > 1 outputs, and class ids or one-hot labels; multilabel: k > 1 outputs, and labels of 0
+        and 1 with any number of ones per row; binary: one output, and labels of 0 and 1; otherwise: regression.
 
     Raises:
-        ConfigError: the output has another rank, or a row does not have exactly one class.
+        ConfigError: the output has another rank; or `one_class`, and a row does not have exactly one class.
         DataError: labels and outputs do not match.
     """
     outputs = _outputs(prediction_shape)
@@ -192,7 +192,7 @@ def _numbers(values: NDArray[Any]) -> FloatArray:
         raise DataError(
             "labels and predictions must be numbers",
             got=Plain(str(np.asarray(values).dtype)),
-            fix="Turn a text label into class ids in preprocessing_fn.",
+            fix="Convert a text label to class ids in preprocessing_fn.",
         ) from error
     return numbers[:, 0] if numbers.ndim == 2 and numbers.shape[1] == 1 else numbers
 
@@ -202,7 +202,7 @@ def _one_output(values: FloatArray, *, from_logits: bool) -> Task:
         raise DataError(
             "a model with one output needs one label per row",
             got=Plain(f"labels of shape {list(values.shape)}"),
-            fix="Give the model one output per label, or the label one value per row.",
+            fix="Give the model one output per label, or give each row a single label.",
         )
     present = values[np.isfinite(values)]
     if bool(np.isin(present, (0.0, 1.0)).all()):
@@ -228,7 +228,7 @@ def _refuse_several(values: FloatArray) -> NoReturn:
     ones = values[_finite_rows(values)].sum(axis=1)
     wrong = ones[ones != 1.0]
     raise ConfigError(
-        "a row must have exactly one class to be evaluated, as the model's loss or softmax requires",
+        "every row must have exactly one class, as the model's loss or softmax requires",
         got=Plain(f"{len(wrong):,} rows with another number of classes, such as {int(wrong[0])}"),
         fix="Leave such rows out, or for several classes at once use sigmoid and "
         "binary_crossentropy.",
@@ -255,7 +255,7 @@ def _require_class_ids(present: FloatArray, classes: int) -> None:
     wrong = present[(present != np.floor(present)) | (present < 0) | (present >= classes)]
     if wrong.size:
         raise DataError(
-            f"labels must be class ids from 0 to {classes - 1}, as the model has outputs for "
+            f"labels must be class ids from 0 to {classes - 1}: the model has outputs for "
             f"{classes} classes",
             got=float(wrong[0]),
             fix="Give the model as many outputs as there are classes, and number them from 0.",
@@ -263,7 +263,7 @@ def _require_class_ids(present: FloatArray, classes: int) -> None:
 
 
 def _argmax_labels(one_hot: FloatArray) -> FloatArray:
-    """Class ids of one-hot rows; NaN for rows that contain NaN."""
+    """Class ids of one-hot rows; NaN for rows with a value that is not finite."""
     whole = _finite_rows(one_hot)
     ids = np.full(len(one_hot), np.nan)
     ids[whole] = one_hot[whole].argmax(axis=1)

@@ -31,10 +31,10 @@ REPORT = "conversion.json"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ConversionSource:
-    """A SavedModel, and raw rows to compare it on."""
+    """A SavedModel, and the raw rows for its conversion."""
 
     saved_model: Path
-    """Its folder."""
+    """Folder of the SavedModel."""
 
     rows: Arrays
     """Raw rows on which the answers are compared."""
@@ -54,7 +54,7 @@ class Conversion:
     """The signature that was converted."""
 
     why: str
-    """Why it is not the default signature; "" if it is."""
+    """Why the default signature was not converted; "" if it was."""
 
     inputs: dict[str, str]
     """Input -> dtype and shape."""
@@ -66,10 +66,11 @@ class Conversion:
     """Maximum difference of an answer, absolute plus relative."""
 
     differences: dict[str, float]
-    """Output -> largest difference, as |difference| / (1 + |expected|)."""
+    """Output -> its largest difference, as |difference| / (1 + |expected|)."""
 
     same_choice: dict[str, float]
-    """Output of several values -> share of rows whose largest value is at the same place."""
+    """Output with several values per row -> share of rows in which both models give the largest value at the same
+    position."""
 
     size_bytes: int
     """Size of the converted model's files, bytes."""
@@ -93,15 +94,15 @@ def convert(
         source: The SavedModel, and the rows to compare.
         to: One of `FORMATS`.
         out: The folder to write; must not exist.
-        signature: The signature to convert; if "", the default one, or else the model behind its
-            transform.
+        signature: The signature to convert; if "", the default one, or `serving_transformed` (the model
+            without its transform) if the format does not support the default one.
         tolerance: Maximum difference of an answer; None for the format's default.
         tfjs_python: Interpreter that has the TensorFlow.js converter; None for the current one.
 
     Raises:
-        ConfigError: the folder exists, or the format or signature is unknown.
-        UserError: the SavedModel is damaged or refuses the rows, or a package is missing.
-        UnsupportedOperationsError: the format does not support some operations; names each of them.
+        ConfigError: the folder exists, the format or signature is unknown, or a package is missing.
+        UserError: the SavedModel is damaged or does not accept the rows, or the converter failed.
+        UnsupportedOperationsError: the format does not support some operations; the error names each of them.
         CheckFailed: the answers differ by more than the tolerance.
     """
     model_format = _required_format(to, tfjs_python)
@@ -139,7 +140,7 @@ def convert(
 def _required_format(to: str, tfjs_python: Path | None) -> ModelFormat:
     if to not in FORMATS:
         raise ConfigError(
-            f"a model is converted to one of {', '.join(FORMATS)}", got=to, fix=nearest(to, FORMATS)
+            f"the format must be one of {', '.join(FORMATS)}", got=to, fix=nearest(to, FORMATS)
         )
     model_format = tfjs_format(tfjs_python) if to in TFJS else FORMATS[to]
     model_format.require()
@@ -160,7 +161,7 @@ def _write(
     """
     if signature and signature not in model.signatures:
         raise ConfigError(
-            "the signature must be one of the model's",
+            "the signature must be one of the model's signatures",
             got=signature,
             fix=nearest(signature, model.signatures),
         )
@@ -180,17 +181,15 @@ def _write(
 
 
 def _refuse_text(model_format: ModelFormat, model: LoadedModel, signature: str) -> None:
-    """Raise an error for text before the converter runs: some converters accept it."""
+    """Raise an error for string tensors before the converter runs: some converters accept them."""
     tensors = {**model.signatures[signature].inputs, **model.signatures[signature].outputs}
     texts = [name for name, spec in tensors.items() if spec.dtype == "string"]
     if texts:
-        raise UnsupportedOperationsError(
-            model_format.name, [f"text, which {name} is" for name in texts]
-        )
+        raise UnsupportedOperationsError(model_format.name, [f"text (in {name})" for name in texts])
 
 
 def _signature_inputs(model: LoadedModel, rows: Arrays, signature: str) -> Arrays:
-    """Raw rows as a signature takes them: transformed for the model behind its transform."""
+    """Convert raw rows to the inputs of a signature: `serving_transformed` takes transformed features."""
     if signature == SERVING_TRANSFORMED:
         return model.call(TRANSFORM_FEATURES, rows)
     specs = model.signatures[signature].inputs
@@ -198,14 +197,14 @@ def _signature_inputs(model: LoadedModel, rows: Arrays, signature: str) -> Array
 
 
 def _full_rank(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
-    """Add the trailing axes of length one that a server lets clients leave out."""
+    """Add the trailing axes of length one that rows may leave out, as in requests to a server."""
     if spec.shape is None or not spec.takes(array.shape):
-        return array  # the SavedModel's own error names the input
+        return array  # the error that the SavedModel raises names the input
     return array.reshape(array.shape + (1,) * (len(spec.shape) - array.ndim))
 
 
 def _row_count(rows: Arrays) -> int:
-    """The number of rows; a scalar, of a model without a batch axis, counts as one."""
+    """The number of rows; a scalar input (of a model without a batch axis) counts as one row."""
     first = next(iter(rows.values()))
     return len(first) if first.ndim else 1
 
@@ -225,7 +224,7 @@ def _compare(to: str, expected: Arrays, answers: Arrays, allowed: float) -> dict
     worst = max(differences, key=differences.__getitem__)
     if not differences[worst] <= allowed:
         raise CheckFailed(
-            f"the {to} model must answer as the SavedModel does, within {allowed:g} absolute plus "
+            f"the {to} model must give the same answers as the SavedModel, within {allowed:g} absolute plus "
             "relative",
             got=Plain(f"{differences[worst]:.3g} for output {worst!r}"),
             fix="Give more representative rows, another format, or a larger --tolerance.",
@@ -243,7 +242,7 @@ def _difference(expected: NDArray[Any], answer: NDArray[Any]) -> float:
     same = (wide == other) | (np.isnan(wide) & np.isnan(other))
     with np.errstate(invalid="ignore"):
         off = np.where(same, 0.0, np.abs(wide - other) / (1.0 + np.abs(wide)))
-    # NaN on one side only counts as an infinite difference.
+    # If only one of the two values is NaN, the difference counts as infinite.
     return float(np.nan_to_num(off, nan=np.inf, posinf=np.inf).max(initial=0.0))
 
 

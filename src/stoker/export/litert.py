@@ -1,4 +1,4 @@
-"""LiteRT (TensorFlow Lite): float32, float16 weights, or int8 throughout."""
+"""LiteRT (TensorFlow Lite) in three formats: float32, float16 weights, or int8 for all operators."""
 
 from __future__ import annotations
 
@@ -34,11 +34,12 @@ FILE = "model.tflite"
 """The model's file."""
 
 _UNSUPPORTED = re.compile(r"'tf\.(\w+)' op is neither")
-"""The converter's error about an operation. Source: observed with TensorFlow 2.21."""
+"""The converter's error about an unsupported operation. Source: observed with TensorFlow 2.21."""
 
 _OPERATOR = re.compile(r"^  Op#\d+ (\w+)\(.*\) -> \[(.*)\]$", re.MULTILINE)
 _FLOAT = re.compile(r"^  (T#\d+)\(.*type:FLOAT32\b", re.MULTILINE)
-"""Operators with their outputs, and float tensors. Source: tf.lite.experimental.Analyzer."""
+"""Lines that list operators with their outputs, and lines that list float tensors. Source: output of
+tf.lite.experimental.Analyzer."""
 
 _CONVERSIONS = {"DEQUANTIZE", "CAST"}
 """Operators that only convert integers to floats."""
@@ -54,8 +55,8 @@ def _write(
         _configure(converter, weights, representative)
         try:
             content = converter.convert()
-        # Its ConverterError derives from Exception and has no public name; its quantizer raises
-        # RuntimeError and ValueError. Only the message tells an unsupported operation; all other
+        # The converter's ConverterError derives from Exception and has no public name; its quantizer raises
+        # RuntimeError and ValueError. Only the message shows that an operation is unsupported; all other
         # errors are raised again.
         except Exception as error:
             unsupported = _UNSUPPORTED.findall(f"{error}\n{printed()}")
@@ -82,7 +83,7 @@ def _configure(converter: Any, weights: str, representative: Arrays) -> None:
     first = next(iter(representative.values()))
 
     def rows() -> Iterator[dict[str, NDArray[Any]]]:
-        if not first.ndim:  # a model without rows
+        if not first.ndim:  # the inputs have no batch axis
             yield dict(representative)
             return
         for row in range(len(first)):
@@ -93,7 +94,7 @@ def _configure(converter: Any, weights: str, representative: Arrays) -> None:
 
 
 def _float_operators(content: bytes) -> list[str]:
-    """Operators that still compute floats: the converter keeps those without an int8 kernel."""
+    """Return the operators that still compute floats: the converter keeps operators without an int8 kernel."""
     listing = io.StringIO()
     with contextlib.redirect_stdout(listing):
         tf.lite.experimental.Analyzer.analyze(model_content=content)
@@ -119,14 +120,14 @@ def _runner(folder: Path, signature: str) -> Any:
 
 @contextlib.contextmanager
 def _captured_stderr() -> Iterator[Any]:
-    """Capture what the converter's libraries print: they repeat the error that is raised.
+    """Capture the text that the converter's libraries print: it only repeats the raised error.
 
     Yields:
         A function that returns the text printed so far.
     """
     with tempfile.TemporaryFile() as captured, warnings.catch_warnings():
-        # The converter measures ranges with tf.lite.Interpreter, which is deprecated in favor of
-        # ai_edge_litert, another package with its own versions. TensorFlow still has it.
+        # The converter measures ranges with tf.lite.Interpreter. TensorFlow still has it, but warns that it
+        # is deprecated in favor of ai_edge_litert, a separate package with versions of its own.
         warnings.simplefilter("ignore", UserWarning)
         stderr = os.dup(2)
         if sys.stderr is not None:
@@ -159,4 +160,5 @@ FORMATS = {
     "litert-float16": _litert_format("LiteRT with float16 weights", "float16", 1e-2),
     "litert-int8": _litert_format("LiteRT in int8", "int8", 0.1),
 }
-"""Format name -> format. Tolerances: another order of summation; weights of 11 bits; of 8 bits."""
+"""Format name -> format. The tolerances allow for another order of summation (float32), for weights with 11
+significant bits (float16), and for weights with 8 bits (int8)."""

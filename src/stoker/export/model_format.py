@@ -1,4 +1,4 @@
-"""A format that a model can be converted to: its converter, and the operations it cannot hold."""
+"""A format that a model can be converted to: its converter, and the error about unsupported operations."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.registry.exported_model import LoadedModel
 
 Arrays = Mapping[str, NDArray[Any]]
-"""Input or output -> [rows, ...] values."""
+"""Name of an input or output -> [rows, ...] values."""
 
 INPUT_NAMES_FILE = "inputs.json"
 """File next to each converted model: input name -> its name in the converted model."""
@@ -25,19 +25,19 @@ class UnsupportedOperationsError(UserError):
     """The format cannot represent some operations of the model; the error names each of them."""
 
     def __init__(self, format_name: str, operations: Sequence[str]) -> None:
-        """Args: format_name: the target format; operations: those that it cannot represent."""
+        """Args: format_name: the target format; operations: the operations that it cannot represent."""
         self.operations = tuple(sorted(set(operations)))
         super().__init__(
             f"{format_name} does not support some operations of the model",
             got=Plain(", ".join(self.operations) or "operations that its converter does not name"),
-            fix="Export with Stoker, which also writes the model behind its transform; or name a "
-            "--signature without them.",
+            fix="Export with Stoker, which also writes a signature without the transform; or name a "
+            "--signature without these operations.",
         )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFormat:
-    """How to write a model in one format, and how to run the result."""
+    """Functions that write a model in one format and run the result."""
 
     name: str
     """Name for people, e.g. "LiteRT in int8"."""
@@ -49,13 +49,14 @@ class ModelFormat:
     """Module -> the pip requirement that provides it."""
 
     write: Callable[[LoadedModel, str, Path, Arrays], None]
-    """(model, signature, folder, representative rows for that signature)."""
+    """Converts a signature: (model, signature, folder to write, representative rows for that signature)."""
 
     run: Callable[[Path, str, Arrays], dict[str, NDArray[Any]]]
-    """(folder, signature, inputs) -> outputs, by the names of the SavedModel's signature."""
+    """Runs the converted model: (folder, signature, inputs) -> outputs. Inputs and outputs have the names of the
+    SavedModel's signature."""
 
     install_command: str = ""
-    """Replaces `pip install` of `packages` in the error about missing packages."""
+    """Command that the error about missing packages suggests; by default `pip install` of `packages`."""
 
     python: Path | None = None
     """Interpreter that has the packages; None for the current one."""
@@ -84,7 +85,7 @@ class ModelFormat:
 _FIND_MISSING = (
     "import importlib.util as u, sys; print(*[n for n in sys.argv[1:] if not u.find_spec(n)])"
 )
-"""Program that prints which of its arguments an interpreter cannot import."""
+"""Python program whose arguments are names of modules; it prints the names of modules that cannot be imported."""
 
 
 def _missing_in(python: Path, packages: Iterable[str]) -> list[str]:
@@ -101,7 +102,7 @@ def _missing_in(python: Path, packages: Iterable[str]) -> list[str]:
 
 
 def graph_input_names(model: LoadedModel, signature: str) -> dict[str, str]:
-    """Input name -> its name in the graph, which allows fewer characters."""
+    """Input name -> its name in the graph, where fewer characters are allowed."""
     inputs = model.signature_defs[signature].inputs
     return {
         name: info.name.rpartition(":")[0].removeprefix(f"{signature}_")
@@ -110,13 +111,13 @@ def graph_input_names(model: LoadedModel, signature: str) -> dict[str, str]:
 
 
 def converted_input_names(graph_names: Mapping[str, str], present: Sequence[str]) -> dict[str, str]:
-    """Input name -> its name in the converted model, without inputs that the converter dropped."""
+    """Input name -> its name in the converted model; inputs that the converter dropped are left out."""
     named = {name: (name if name in present else graph) for name, graph in graph_names.items()}
     return {name: converted for name, converted in named.items() if converted in present}
 
 
 def rename_inputs(arrays: Arrays, names: Mapping[str, str]) -> dict[str, NDArray[Any]]:
-    """Inputs by their names in the converted model."""
+    """Return the inputs by their names in the converted model."""
     return {converted: arrays[name] for name, converted in names.items()}
 
 
@@ -130,14 +131,14 @@ def run_converter(
     """Run another project's converter in a process of its own.
 
     Args:
-        command: Its argv.
-        output_file: The file that it writes on success.
+        command: The converter's argv.
+        output_file: The file that the converter writes on success.
         format_name: The target format, for errors.
-        find_unsupported: Its stderr -> the operations that it reports as unsupported.
+        find_unsupported: Text on the converter's stderr -> the operations that it reports as unsupported.
 
     Raises:
         UnsupportedOperationsError: the converter does not support some operations.
-        UserError: it failed in another way; the error shows the last line of its output.
+        UserError: the converter failed in another way; the error shows the last line of its stderr.
     """
     done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     unsupported = find_unsupported(done.stderr)

@@ -1,4 +1,4 @@
-"""ONNX: written by tf2onnx in its own process, run by ONNX Runtime."""
+"""ONNX: tf2onnx writes the model in a process of its own, and ONNX Runtime runs it."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ FILE = "model.onnx"
 """The model's file."""
 
 OPSET = 18
-"""The newest that tf2onnx 1.17 writes."""
+"""Version of ONNX's operator set: the newest that tf2onnx 1.17 writes."""
 
 _UNSUPPORTED = re.compile(r"Tensorflow op \[.*?: (\w+)\] is not supported")
-"""tf2onnx's error about an operation. Source: tf2onnx 1.17, tfonnx.py."""
+"""tf2onnx's error about an unsupported operation. Source: tf2onnx 1.17, tfonnx.py."""
 
 
 def _write(model: LoadedModel, signature: str, folder: Path, _: Arrays) -> None:
-    # In its own process: it changes TensorFlow's logging and warnings. -P: do not import from the
-    # current folder.
+    # tf2onnx runs in a process of its own: it changes TensorFlow's logging and warnings. -P keeps Python
+    # from importing from the current folder.
     command = [sys.executable, "-P", "-m", "tf2onnx.convert", "--saved-model", str(model.path)]
     command += ["--signature_def", signature, "--tag", SERVE_TAG, "--opset", str(OPSET)]
     command += ["--output", str(folder / FILE)]
@@ -60,7 +60,7 @@ def _session(folder: Path) -> Any:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
-    options.log_severity_level = 3  # errors only; it also warns about constant folding
+    options.log_severity_level = 3  # errors only, without warnings about constant folding
     return onnxruntime.InferenceSession(
         str(folder / FILE), options, providers=["CPUExecutionProvider"]
     )

@@ -37,15 +37,15 @@ def export_saved_model(
     transform: AnyTransform,
     folder: Path,
 ) -> None:
-    """Write the SavedModel: raw features in (for images: encoded bytes), float32 answers out.
+    """Write the SavedModel: it takes raw features (for images: encoded bytes) and gives float32 answers.
 
     Uses Keras's ExportArchive: TensorFlow Serving's session loader does not restore a Keras 3 model
     that was saved in another way.
 
     Args:
         model: The trained model.
-        adapt: Named features -> the model's input (`input_adapter`).
-        transform: Its graph runs first, inside the same SavedModel.
+        adapt: Named features -> the model's input (from `input_adapter`).
+        transform: The transform; its graph becomes part of the SavedModel and runs before the model.
         folder: The folder to write; must not exist.
     """
     columns = transform.serving_columns
@@ -119,16 +119,16 @@ def input_adapter(model: keras.Model, features: Mapping[str, str]) -> Callable[[
 
 def _input_structure(model: keras.Model) -> Any:
     if isinstance(model, keras.Sequential):
-        # Before its first call it has no `input`, but `inputs`.
+        # Before its first call, a Sequential model has `inputs` but no `input`.
         return model.inputs[0] if model.inputs else None
     return model.input if hasattr(model, "operations") else None
 
 
 def named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
-    """The answers of a model by the names of its outputs; floats as float32."""
+    """Return the answers of a model by the names of its outputs; floats as float32."""
     flat = keras.tree.flatten(outputs)
     if isinstance(outputs, Mapping):
-        # In the order in which Keras flattens a dict, which is not that of the dict.
+        # Keras flattens a dict in an order of its own, not in the order of the dict.
         names = keras.tree.flatten({name: name for name in outputs})
     else:
         names = list(getattr(model, "output_names", None) or [])
@@ -140,7 +140,7 @@ def named_outputs(model: keras.Model, outputs: Any) -> dict[str, tf.Tensor]:
 
 
 def _transformed_specs(transform: AnyTransform) -> dict[str, tf.TensorSpec]:
-    """Feature -> its spec as an input of the model; empty if the model takes the raw columns."""
+    """Feature -> its spec as an input of the model; empty if the transform does not change the raw columns."""
     traced = tf.function(transform.apply_features, autograph=False).get_concrete_function(
         feature_specs(transform.serving_columns)
     )
@@ -155,7 +155,7 @@ def _transformed_specs(transform: AnyTransform) -> dict[str, tf.TensorSpec]:
 
 
 _NO_WORK = {"Placeholder", "Identity", "NoOp"}
-"""Operations of a transform that does not change its columns."""
+"""The only types of operations in the graph of a transform that does not change its columns."""
 
 
 def _rename_inputs(folder: Path, signatures: Mapping[str, Mapping[str, str]]) -> None:

@@ -15,23 +15,23 @@ from stoker.data.columns import PADDING, Column, list_lengths
 from stoker.data.user_dataset.description import AnyColumn, TensorColumn
 
 SERVING_DEFAULT = "serving_default"
-"""Takes raw features by column name. Source: TensorFlow Serving's default signature name."""
+"""Signature that takes raw features by column name. Source: TensorFlow Serving's default signature name."""
 
 SERVING_EXAMPLES = "serving_examples"
-"""Takes `examples`: [batch] serialized `tf.train.Example`."""
+"""Signature that takes one input, `examples`: [batch] serialized `tf.train.Example`."""
 
 TRANSFORM_FEATURES = "transform_features"
-"""Takes raw features, returns the transformed ones. Source: TensorFlow Extended's name."""
+"""Signature that takes raw features and returns the transformed features. Source: TensorFlow Extended's name."""
 
 SERVING_TRANSFORMED = "serving_transformed"
-"""Takes the answers of `transform_features`: the model without its transform, for devices that do not
-support the transform's tables and decoders."""
+"""Signature that takes the features that `transform_features` returns: the model without its transform, for devices
+that do not support the transform's tables and decoders."""
 
 EXAMPLES_INPUT = "examples"
 """Name of the only input of `serving_examples`."""
 
 _MISSING_WHOLE = -(2**63)
-"""Marks a missing value between parsing an Example's int64_list and converting it to NaN."""
+"""Marks a missing value in an Example's int64_list; it is converted to NaN after parsing."""
 
 
 def argument_names(columns: Sequence[AnyColumn]) -> dict[str, str]:
@@ -50,9 +50,9 @@ def arguments_of(features: Sequence[str]) -> dict[str, str]:
 
 
 def feature_specs(columns: Sequence[AnyColumn]) -> dict[str, tf.TensorSpec]:
-    """Column name -> [batch] or [batch, length] spec of `serving_default`, named for the graph.
+    """Column name -> its spec in `serving_default`, [batch] or [batch, length], with its name in the graph.
 
-    Lists of varying length are [batch, None], padded as `stoker.data.columns` says.
+    Lists of varying length are [batch, None], padded as `stoker.data.columns` describes.
     """
     names = argument_names(columns)
     return {
@@ -64,7 +64,7 @@ def feature_specs(columns: Sequence[AnyColumn]) -> dict[str, tf.TensorSpec]:
 
 
 def takes_examples(columns: Sequence[AnyColumn]) -> bool:
-    """Whether an Example can hold these columns: it has three types and needs known sizes."""
+    """Whether an Example can hold these columns: it has only three types, and tensors in it need a fixed shape."""
     tensors = [column for column in columns if isinstance(column, TensorColumn)]
     return all(
         column.dtype in ("int64", "float32", "string") and None not in column.shape
@@ -75,19 +75,19 @@ def takes_examples(columns: Sequence[AnyColumn]) -> bool:
 def parse_examples(serialized: tf.Tensor, columns: Sequence[AnyColumn]) -> dict[str, tf.Tensor]:
     """Convert [batch] serialized Examples to raw columns, with missing values as in `stoker.data.columns`.
 
-    An integer column with missing values is an `int64_list`. A missing float or string, or a whole
-    vector of them, may be left out; a column without missing values must be present. A list of
-    varying length may be left out, and is empty then.
+    An integer column with missing values is an `int64_list`. An Example may leave out a missing float or string,
+    and a vector whose values are all missing. It must have every column without missing values. If it leaves out
+    a list of varying length, the list is empty.
 
     Returns:
-        Column name -> [batch], or [batch, length] of vectors, or [batch, longest] of lists.
+        Column name -> [batch], or [batch, length] for vectors, or [batch, longest] for lists.
     """
     parsed = tf.io.parse_example(serialized, {c.name: _parsing(c) for c in columns})
     return {column.name: _densified(column, parsed[column.name]) for column in columns}
 
 
 def make_examples(columns: Sequence[AnyColumn], rows: Mapping[str, NDArray[Any]]) -> NDArray[Any]:
-    """Rows as serialized Examples: [batch] bytes, missing values left out."""
+    """Serialize rows as Examples: [batch] bytes; missing values are left out."""
     count = len(next(iter(rows.values())))
     serialized = [
         tf.train.Example(
@@ -135,7 +135,7 @@ def _densified(column: AnyColumn, values: Any) -> tf.Tensor:
 
 
 def _value(column: AnyColumn, values: NDArray[Any], row: int) -> Any:
-    """The value of a row; a list of varying length without its padding."""
+    """The value of a column in a row; a list of varying length is returned without its padding."""
     if isinstance(column, Column) and column.is_ragged:
         return values[row][: list_lengths(column, values[row : row + 1])[0]]
     return values[row]

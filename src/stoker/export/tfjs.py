@@ -1,7 +1,7 @@
-"""TensorFlow.js: written by its converter in its own process.
+"""TensorFlow.js: its converter writes the model in a process of its own.
 
-The check reads graph and weights from the written files, as TensorFlow.js does, and runs that graph
-in TensorFlow. No JavaScript runs.
+To compare the answers, the graph and the weights are read from the written files, as TensorFlow.js does, and
+TensorFlow runs that graph. No JavaScript runs.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from stoker.export.model_format import (
 from stoker.registry.exported_model import LoadedModel, first_line
 
 FILE = "model.json"
-"""File with the graph and the paths of its weights."""
+"""File with the graph and the paths of the files with its weights."""
 
 PINNED = ("tensorflowjs==4.22.0", "tf-keras==2.21.0", "six==1.17.0")
-"""The converter and its imports other than TensorFlow; as in requirements-tfjs.lock."""
+"""The converter, and the packages that it imports except TensorFlow; the same as in requirements-tfjs.lock."""
 
 _UNSUPPORTED = re.compile(rf"{tfjs_process.UNSUPPORTED} [\w ]+\n(.*)")
-"""The converter's list of operations. Source: tensorflowjs 4.22, tf_saved_model_conversion_v2.py."""
+"""The converter's list of unsupported operations. Source: tensorflowjs 4.22, tf_saved_model_conversion_v2.py."""
 
 
 def tfjs_format(python: Path | None = None) -> ModelFormat:
-    """The format TensorFlow.js, written by this interpreter (default: the current one)."""
+    """Return the format TensorFlow.js; `python` is the interpreter for its converter (default: the current one)."""
     pip = f"{python or sys.executable} -m pip install"
     return ModelFormat(
         name="TensorFlow.js",
@@ -53,7 +53,8 @@ def tfjs_format(python: Path | None = None) -> ModelFormat:
             "tf_keras": PINNED[1],
             "six": PINNED[2],
         },
-        # It requires a TensorFlow of 2024, through decision forests.
+        # --no-deps: tensorflowjs depends on TensorFlow Decision Forests, which requires a TensorFlow release
+        # from 2024.
         install_command=f"{pip} --no-deps {' '.join(PINNED)}"
         + ("" if python is None else f"`, after `{pip} tensorflow=={tf.__version__}"),
         write=partial(_write, python=python),
@@ -70,14 +71,14 @@ def _unsupported(stderr: str) -> list[str]:
 def _write(
     model: LoadedModel, signature: str, folder: Path, _: Arrays, *, python: Path | None
 ) -> None:
-    # By file, not by module name: the other interpreter may not have Stoker. _START removes the
-    # current folder from sys.path: the converter must not import from it.
+    # Pass the file's path, not the module's name: Stoker may not be installed for the other interpreter.
+    # _START removes the current folder from sys.path: the converter must not import from it.
     command = [str(python or sys.executable), "-c", _START, tfjs_process.__file__]
     command += [str(model.path.absolute()), signature, str(folder.absolute())]
     run_converter(
         command, folder / FILE, format_name="TensorFlow.js", find_unsupported=_unsupported
     )
-    # The process names an input by its full name in the graph.
+    # The converter calls an input by its full name in the graph.
     full = {n: f"{signature}_{name}" for n, name in graph_input_names(model, signature).items()}
     names = converted_input_names(full, list(_tensors(read_json(folder / FILE))))
     write_json(folder / INPUT_NAMES_FILE, names)
@@ -111,26 +112,29 @@ def _run(folder: Path, _: str, inputs: Arrays) -> dict[str, NDArray[Any]]:
             answers: dict[str, NDArray[Any]] = session.run(outputs, feed)
     except (ValueError, tf.errors.OpError) as error:
         raise CheckFailed(
-            "the graph written for TensorFlow.js must run", got=Plain(first_line(error))
+            "TensorFlow must be able to run the graph written for TensorFlow.js",
+            got=Plain(first_line(error)),
         ) from error
     return answers
 
 
 def _tensors(written: Any) -> dict[str, str]:
-    """Name of an input's node -> its tensor (the keys of the file may or may not end with ":0")."""
+    """Name of an input's node -> name of its tensor, which may or may not end with ":0"."""
     inputs = written["signature"]["inputs"].values()
     return {info["name"].partition(":")[0]: info["name"] for info in inputs}
 
 
 def _weights(folder: Path, manifest: list[dict[str, Any]]) -> dict[str, NDArray[Any]]:
-    """Name -> values, read from the concatenated files as TensorFlow.js reads them."""
+    """Name of a weight -> its values, read from the concatenated files as TensorFlow.js does."""
     weights = {}
     for group in manifest:
         content = b"".join((folder / path).read_bytes() for path in group["paths"])
         offset = 0
         for weight in group["weights"]:
             if weight["dtype"] == "string":
-                raise CheckFailed("constants written for TensorFlow.js must be numbers")
+                raise CheckFailed(
+                    "every constant written for TensorFlow.js must consist of numbers"
+                )
             dtype, shape = np.dtype(weight["dtype"]), tuple(weight["shape"])
             count = int(np.prod(shape, dtype=np.int64))
             values = np.frombuffer(content, dtype, count, offset)

@@ -1,8 +1,8 @@
 """Runs the TensorFlow.js converter, without the packages that it imports but does not need.
 
-tensorflowjs 4.22 imports decision forests, TensorFlow Hub and JAX on import. The first crashes with
-TensorFlow 2.21, the second needs a setuptools of 2024. Converting a SavedModel uses none of them, so
-this process, which does nothing else, replaces them with empty modules.
+tensorflowjs 4.22 imports TensorFlow Decision Forests, TensorFlow Hub and JAX. The first crashes with
+TensorFlow 2.21; the second needs a setuptools release from 2024. The conversion of a SavedModel uses none of
+them, so this process, which does nothing else, replaces them with empty modules.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from typing import Any
 import tensorflow as tf
 
 UNSUPPORTED = "Unsupported Ops in the model"
-"""Start of the converter's message about unsupported operations; this module prints the same."""
+"""Start of the converter's message about unsupported operations; this module's own message starts the same way."""
 
 _TABLES = {"HashTableV2", "MutableHashTableV2", "MutableDenseHashTableV2", "AnonymousHashTable"}
-"""Tables that a separate graph must initialize; the conversion cannot check them."""
+"""Operations that create a lookup table. The table needs a separate graph that initializes it, so the converted graph
+cannot be run and compared on its own."""
 
 
 def main(saved_model: str, signature: str, out: str) -> None:
@@ -38,10 +39,10 @@ def main(saved_model: str, signature: str, out: str) -> None:
 
 
 def write_one_signature(saved_model: str, signature: str, folder: str) -> None:
-    """Write a SavedModel with one signature of another one, its variables frozen to constants.
+    """Write a SavedModel with a single signature of another SavedModel, its variables frozen to constants.
 
-    The converter also converts the tables of other signatures, and fails on those that the chosen
-    signature does not use.
+    From the original, the converter would also convert the tables of the other signatures: it fails on tables
+    that the chosen signature does not use.
     """
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:
         meta = tf.compat.v1.saved_model.load(session, ["serve"], saved_model)
@@ -72,7 +73,7 @@ def write_one_signature(saved_model: str, signature: str, folder: str) -> None:
 
 
 def _argument(info: Any) -> str:
-    """The name of an input in the graph, a valid identifier."""
+    """The name of an input in the graph, which is a valid identifier."""
     return str(Path(info.name.partition(":")[0]).name)
 
 
@@ -83,7 +84,7 @@ def _require_no_tables(graph: Any) -> None:
 
 
 def _reachable(graph: Any) -> list[Any]:
-    """The nodes of a graph and of the functions that it calls; its library may hold more."""
+    """The nodes of a graph and of the functions that it calls; other functions in its library are left out."""
     library = {function.signature.name: function for function in graph.library.function}
     found: list[Any] = []
     todo, seen = list(graph.node), set[str]()

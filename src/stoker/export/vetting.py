@@ -24,8 +24,8 @@ MAX_DIFFERENCE = 1e-6
 """Maximum difference between the answers of the two signatures, relative and absolute."""
 
 PYTHON_OPS = ("PyFunc", "PyFuncStateless", "EagerPyFunc")
-"""Operations that call a function of the process that saved the model, by its number: loading the
-model in that process proves nothing about them. Source: `tf.py_function`, `tf.numpy_function`."""
+"""Operations that call a Python function by a number that only the process that saved the model knows. So the
+model loads and runs in that process, but in no other. Source: `tf.py_function`, `tf.numpy_function`."""
 
 
 def vet_model(
@@ -36,13 +36,14 @@ def vet_model(
     Args:
         folder: The SavedModel.
         columns: The raw columns that it takes.
-        rows: Some rows of the eval split by column, each [rows].
+        rows: Column -> [rows] values of some rows of the eval split.
 
     Returns:
         The facts found: signatures, number of rows, names of the outputs.
 
     Raises:
-        CheckFailed: it calls Python, does not load or run, answers NaN, or its signatures disagree.
+        CheckFailed: the model calls Python, does not load or run, gives an answer that is not finite, or its
+            signatures give different answers.
     """
     _require_no_python(folder)
     loaded = load_model(folder)
@@ -98,6 +99,6 @@ def _check_answer(
     )
     if not same:
         raise CheckFailed(
-            f"{folder}: both signatures must give the same answer for output {name!r}",
-            got=Plain("different answers from features and from Examples"),
+            f"{folder}: {SERVING_DEFAULT} and {SERVING_EXAMPLES} must give the same answer for output {name!r}",
+            got=Plain("different answers"),
         )

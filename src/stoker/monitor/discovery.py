@@ -1,4 +1,4 @@
-"""What Prometheus scrapes on this machine: servers, and runs that announce themselves with files.
+"""Tells Prometheus what to scrape on this machine: servers, and runs that publish their address in a file.
 
 Source: prometheus.io, "Writing HTTP service discovery"; `file_sd_config` for the form of the files.
 """
@@ -24,17 +24,17 @@ _PORT = range(1, 1 << 16)
 
 
 class Discovery:
-    """The targets of this machine, collected again at each call."""
+    """Collects the scrape targets of this machine, again in each call."""
 
     def __init__(self, runs: Path, servers: Sequence[str]) -> None:
         """Check the servers' addresses.
 
         Args:
             runs: The folder of the runs.
-            servers: HOST:PORT of each server's REST port.
+            servers: Address of each server's REST port, HOST:PORT.
 
         Raises:
-            ConfigError: an address has another form.
+            ConfigError: An address is not HOST:PORT.
         """
         for address in servers:
             require_address(address, option="--server")
@@ -47,10 +47,10 @@ class Discovery:
         return json.dumps([*live_targets(self._runs, self._refuse), *self._of_servers()], indent=1)
 
     def _refuse(self, path: Path, error: Exception) -> None:
-        """Warn about a file once: one bad file hides one run, not all of them."""
+        """Warn once about a file that cannot be read; only its run is left out, not all runs."""
         if path.name not in self._refused:
             self._refused.add(path.name)
-            _log.warning("%s names no targets: %s", path, error)
+            _log.warning("%s contains no valid targets: %s", path, error)
 
     def _of_servers(self) -> list[Target]:
         if not self._servers:
@@ -62,8 +62,8 @@ def require_address(address: str, *, option: str) -> None:
     """Raise ConfigError if an address is not HOST:PORT.
 
     Args:
-        address: from the command line.
-        option: name of its option.
+        address: Address from the command line.
+        option: Name of the option that has the address.
     """
     host, _, port = address.rpartition(":")
     if not (_HOST.fullmatch(host) and port.isdecimal() and int(port) in _PORT):

@@ -1,4 +1,4 @@
-"""The process behind `stoker monitor exporter`: metrics of GPUs and the machine, and the scrape targets."""
+"""The work of `stoker monitor exporter`: serves metrics of GPUs and of the machine, and the scrape targets."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ PORT = 9401
 """Default port; dcgm-exporter, which may run next to it, has 9400."""
 
 _SHORTEST_S = 0.1
-"""GPM needs this long between two samples. Source: NVML API reference, `nvmlGpmSampleGet`."""
+"""Minimum time between two samples of GPM, seconds. Source: NVML API reference, `nvmlGpmSampleGet`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,44 +29,44 @@ class ExporterConfig:
     """Address to listen on."""
 
     port: int = PORT
-    """Port to listen on; 0: a free one."""
+    """Port to listen on; 0: any free port."""
 
     runs: Path = Path("runs")
-    """Folder of the runs, in which they announce themselves; its disk is reported."""
+    """Folder of the runs, where they publish their addresses; metrics of its disk are reported."""
 
     servers: tuple[str, ...] = ()
-    """HOST:PORT of the servers of this machine."""
+    """Addresses of the servers on this machine, HOST:PORT."""
 
     every_s: float = EVERY_S
     """Interval between two samples of the GPUs, seconds."""
 
     dcgm_names: bool = False
-    """Whether GPUs have dcgm-exporter's names instead of Stoker's."""
+    """Whether the metrics of GPUs have dcgm-exporter's names instead of Stoker's."""
 
     host_metrics: bool = True
-    """Whether memory, load and disk are reported; node_exporter has them too."""
+    """Whether memory, load and disk are reported; not needed if node_exporter runs."""
 
     def __post_init__(self) -> None:
         if not self.every_s >= _SHORTEST_S:
             raise ConfigError(
                 f"--interval must be at least {_SHORTEST_S} s",
                 got=self.every_s,
-                fix="Leave it out for one sample a second.",
+                fix="Leave it out for one sample per second.",
             )
 
 
 @contextlib.contextmanager
 def running_exporter(config: ExporterConfig) -> Iterator[str]:
-    """Sample and answer scrapes inside the block.
+    """Sample the GPUs and answer scrapes inside the `with` block.
 
     Args:
-        config: Its settings.
+        config: Settings of the exporter.
 
     Yields:
-        HOST:PORT.
+        Address on which the exporter listens, HOST:PORT.
 
     Raises:
-        ConfigError: the port is taken, or a server's address is malformed.
+        ConfigError: The port is in use, or a server's address is not HOST:PORT.
     """
     discovery = Discovery(config.runs, config.servers)
     with GpuSampler(every_s=config.every_s) as sampler:

@@ -1,7 +1,7 @@
-"""How the wall time of a run was spent, over all its processes and the time between them.
+"""Reports how the wall time of a run was spent, over all its processes and the time between them.
 
-It reads `train/wall_time.json`, which a training keeps up to date, so it also works for a run that is running
-or was killed.
+It reads `train/wall_time.json`, which training keeps up to date, so it also works for a run that is still running or
+was killed.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from stoker.telemetry.account import read_account
 from stoker.telemetry.wall_time import OTHER_STAGES, PARTS, REPEATED, STEPS
 
 ACCOUNT = "wall_time.json"
-"""File with the account of a training, in the folder of the stage."""
+"""File with the account of a training's wall time, in the folder of the stage `train`."""
 
 STAGE = "train"
-"""Folder of the stage in a run."""
+"""Folder of the stage `train` in a run's folder."""
 
 INPUT_WAIT, WAITING = "input_wait", "waiting"
 
 _FIRST = (STEPS, INPUT_WAIT, "compile", "checkpoints", "validation", REPEATED, WAITING)
-"""Parts that are shown first, in this order; the others follow in the order of a training."""
+"""Parts that are shown first, in this order; all other parts follow, in the order of `PARTS`."""
 
 _LABELS = {part.name: part.label for part in PARTS} | {
     STEPS: "steps",
@@ -34,8 +34,8 @@ _LABELS = {part.name: part.label for part in PARTS} | {
 
 _ADVICE = {part.name: part.advice for part in PARTS} | {
     STEPS: "",
-    INPUT_WAIT: "`stoker profile` splits the time of the input",
-    WAITING: "time from the end of one process to the start of the next",
+    INPUT_WAIT: "`stoker profile` shows which part of the input is slow",
+    WAITING: "this is the time from the end of one process to the start of the next",
 }
 
 
@@ -44,45 +44,45 @@ class TimePart:
     """One part of a run's wall time."""
 
     name: str
-    """Name in `--json`."""
+    """Name of the part in `--json`."""
 
     label: str
-    """Label for the user."""
+    """Name of the part for the user."""
 
     seconds: float
-    """Time in it, over all processes."""
+    """Total time of the part over all processes, seconds."""
 
     share: float
-    """Share of the run's wall time."""
+    """This time as a share of the run's wall time."""
 
     advice: str
-    """How to reduce it; "" if it cannot be reduced."""
+    """How to reduce the time of the part; "" for the steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class RunGoodput:
-    """The wall time of one run."""
+    """How the wall time of a run was spent."""
 
     run: str
     """ID of the run."""
 
     wall_s: float
-    """From the start of the first process to the end of the last one, seconds."""
+    """Time from the start of the first process to the end of the last process, seconds."""
 
     goodput: float
-    """Share of it in steps that count, without the stages before training."""
+    """Share of the wall time, without the stages before training, in steps that did not have to be repeated."""
 
     processes: int
-    """How many processes trained, one after the other."""
+    """Number of processes that trained, one after the other."""
 
     restarts: dict[str, int]
-    """How an earlier process ended -> how often the run was continued after that."""
+    """How a process ended -> how often the run was continued after such an end."""
 
     repeated_steps: int
-    """Steps that were repeated."""
+    """Number of steps that had to be repeated."""
 
     parts: tuple[TimePart, ...]
-    """All parts that took any time; their seconds add up to `wall_s`."""
+    """All parts that took any time; the sum of their seconds is `wall_s`."""
 
 
 def goodput_of(run: Path) -> RunGoodput:
@@ -92,8 +92,8 @@ def goodput_of(run: Path) -> RunGoodput:
         run: Folder of the run.
 
     Raises:
-        ConfigError: The folder is not a run's.
-        DataError: Its account is missing or damaged.
+        ConfigError: The folder does not belong to a run that has begun to train.
+        DataError: The account of the wall time is missing or damaged.
     """
     folder = run if (run / ACCOUNT).is_file() and run.name == STAGE else run / STAGE
     if not folder.is_dir():
@@ -106,13 +106,13 @@ def goodput_of(run: Path) -> RunGoodput:
         account = read_account(folder / ACCOUNT)
     except FileNotFoundError:
         raise DataError(
-            f"{folder / ACCOUNT} must exist: training keeps it",
+            f"{folder / ACCOUNT} must exist; training writes it",
             got=Plain("no such file"),
-            fix="A training with parameter servers has no account; otherwise train again.",
+            fix="Train again; a training with parameter servers does not write this file.",
         ) from None
     except (OSError, ValueError) as error:
         raise DataError(
-            f"{folder / ACCOUNT} must be what training has written", got=Plain(str(error))
+            f"{folder / ACCOUNT} must be as training wrote it", got=Plain(str(error))
         ) from error
     seconds = dict(account["parts"])
     wait_s = min(account["input_wait_s"], seconds[STEPS])
@@ -152,7 +152,7 @@ def restarts_line(report: RunGoodput) -> str:
 
 
 def find_run(named: Path) -> Path:
-    """Return the folder of a run that is named by its path, or by its ID below `runs` in the current folder.
+    """Return the folder of a run; `named` is its path, or its ID if it is in `runs` of the current folder.
 
     Raises:
         ConfigError: The run does not exist.
@@ -162,7 +162,7 @@ def find_run(named: Path) -> Path:
     found: Sequence[Path] = sorted(Path("runs").glob(f"*/{named.name}"))
     if named.name != str(named) or not found:
         raise ConfigError(
-            "RUN must be the folder of a run, or the ID of one in runs",
+            "RUN must be the folder of a run, or the ID of a run in the folder runs",
             got=Plain(str(named)),
             fix="E.g. runs/NAME/20261127T184133Z-4f1a.",
         )

@@ -1,4 +1,4 @@
-"""The page of the goodput of runs."""
+"""The HTML page about the goodput of runs."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stoker.pages.table import Number, Prose, facts, table
 
 
 def goodput_page(reports: Sequence[RunGoodput]) -> str:
-    """Return a page with each run's wall time in parts.
+    """Return a page that shows the parts of each run's wall time.
 
     Args:
-        reports: At least one.
+        reports: The wall times of at least one run.
     """
     note = paragraph(
         "Goodput is the share of a run's wall time, over all its processes and the time between them, in "
-        "training steps that count. The stages before training are left out.",
+        "training steps that did not have to be repeated. The stages before training do not count.",
         quiet=True,
     )
     compared = []

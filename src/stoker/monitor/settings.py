@@ -1,4 +1,4 @@
-"""Service levels and the time scale, from which the rules are generated."""
+"""The settings from which the rules are generated: service level objectives and the time scale."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ from stoker.core.errors import ConfigError
 from stoker.registry.repository import checked_name
 
 MAX_TIME_SCALE = 60
-"""Highest time scale: the shortest window, 5 minutes, is then 5 s, which is five scrapes of one second."""
+"""Maximum time scale: the shortest window, 5 minutes, is then 5 s, which covers five scrapes at intervals of 1 s."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelSlo:
-    """One entry of `slo.models`: the objectives of one model."""
+    """An entry of `slo.models`: the objectives of one model."""
 
     availability: float | None = None
-    """Share of requests without an error of the server, percent. null: the value of the other models."""
+    """Share of requests without an error of the server, percent. null: `slo.availability`."""
 
     p99_ms: float | None = None
-    """Time within which 99 of 100 requests are answered, milliseconds. null: the value of the other models."""
+    """Time within which 99 of 100 requests are answered, milliseconds. null: `slo.p99_ms`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +33,7 @@ class Slo:
     """Time within which 99 of 100 requests are answered, milliseconds."""
 
     models: dict[str, ModelSlo] = field(default_factory=dict)
-    """Model -> its own objectives."""
+    """Model -> objectives of its own."""
 
     def __post_init__(self) -> None:
         _require_objectives(self.availability, self.p99_ms, where="slo")
@@ -68,17 +68,18 @@ class RuleSettings:
     slo: Slo = field(default_factory=Slo)
 
     time_scale: float = 1.0
-    """Every window, `for` and `keep_firing_for` is divided by this, to try alerts in seconds; not for production."""
+    """Number by which every window, `for` and `keep_firing_for` is divided, to try out alerts in seconds; 1 in
+    production."""
 
     no_checkpoint_minutes: float = 60.0
-    """Age of a run's newest checkpoint that raises an alert, minutes."""
+    """Age of a run's newest checkpoint above which an alert fires, minutes."""
 
     def __post_init__(self) -> None:
         if not 1.0 <= self.time_scale <= MAX_TIME_SCALE:
             raise ConfigError(
                 f"the time scale must be from 1 to {MAX_TIME_SCALE}",
                 got=self.time_scale,
-                fix="1 is for production; 60 makes minutes seconds, to see an alert fire.",
+                fix="Use 1 in production; 60 turns minutes into seconds, to try out alerts.",
             )
         if not self.no_checkpoint_minutes > 0.0:
             raise ConfigError(

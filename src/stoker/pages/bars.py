@@ -22,15 +22,15 @@ LINE_PX = 22
 """Height of a line of a legend."""
 
 SERIES = 8
-"""Colors of the style, `s0` to `s7`; the last one, light, is for unused time."""
+"""Number of colors in the style sheet, `s0` to `s7`; the last one, a light color, is for unused time."""
 
 MAX_LABEL = 40
-"""Longest label in characters: what fits next to a value in 390 pixels."""
+"""Maximum length of a label, characters: it fits next to a value on a page 390 pixels wide."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Bar:
-    """One row."""
+    """One row: a label, a value as text, and a bar."""
 
     label: str
     """Its name."""
@@ -48,13 +48,13 @@ class Bar:
 
     @property
     def length(self) -> float:
-        """The value to draw: at least zero, and not too large to divide by."""
+        """The value to draw: zero if it is negative, not finite, or too small to divide by."""
         return self.value if math.isfinite(self.value) and self.value > 1e-200 else 0.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Span:
-    """A time span."""
+    """A time span in a timeline."""
 
     lane: int
     """Number of its lane."""
@@ -67,7 +67,7 @@ class Span:
 
 
 def waterfall_of_parts(bars: Sequence[Bar], *, title: str) -> Html:
-    """Parts of a whole: each begins where the previous one ends, and together they take the full width.
+    """Draw the parts of a whole: each begins where the previous one ends; together they take the full width.
 
     Args:
         bars: The parts.
@@ -81,7 +81,7 @@ def waterfall_of_parts(bars: Sequence[Bar], *, title: str) -> Html:
 
 
 def waterfall(bars: Sequence[Bar], *, title: str) -> Html:
-    """A waterfall from the first value to the last: each bar between them is a change.
+    """Draw a waterfall from the first value to the last: each bar between them is a change.
 
     Args:
         bars: Levels in order; the first and the last are drawn from zero.
@@ -100,7 +100,7 @@ def waterfall(bars: Sequence[Bar], *, title: str) -> Html:
 
 
 def stacked_bar(bars: Sequence[Bar], *, title: str) -> Html:
-    """Parts of a whole in one bar, with a legend below.
+    """Draw the parts of a whole in one bar, with a legend below.
 
     Args:
         bars: In the order of their colors; bars of zero length are left out.
@@ -119,11 +119,11 @@ def stacked_bar(bars: Sequence[Bar], *, title: str) -> Html:
 
 
 def timeline(spans: Sequence[Span], *, lanes: Sequence[str], title: str) -> Html:
-    """Shows when each span happened, from the start of the first to the end of the last.
+    """Draw when each span happened, from the start of the first to the end of the last.
 
     Args:
         spans: In any order.
-        lanes: Names of the lanes; a span of another lane is left out.
+        lanes: Names of the lanes; a span whose lane has no name here is left out.
         title: Text for screen readers.
     """
     seen = [span for span in spans if 0 <= span.lane < len(lanes) and _is_drawable(span)]
@@ -148,10 +148,10 @@ def timeline(spans: Sequence[Span], *, lanes: Sequence[str], title: str) -> Html
 
 
 def histogram(counts: Sequence[int], *, title: str) -> Html:
-    """Bars next to each other, as wide as the page allows.
+    """Draw upright bars next to each other, as wide as the page allows.
 
     Args:
-        counts: Height of each; at least one is above zero.
+        counts: Height of each bar; at least one is above zero.
         title: Text for screen readers.
     """
     width, most = 1 / len(counts), max(counts)
@@ -171,11 +171,11 @@ def histogram(counts: Sequence[int], *, title: str) -> Html:
 
 
 def meter(value: float, *, most: float) -> Html:
-    """A bar for a table cell, next to the value.
+    """Draw a bar for a table cell, next to the value.
 
     Args:
-        value: Its length, not negative.
-        most: The value of the longest bar in the table.
+        value: Length of the bar, not negative.
+        most: Length of the longest bar in the table, in the same unit.
     """
     share = value / most if most else 0.0
     box = element("rect", width=_percent(share), height="100%", rx=2, class_="s0")
@@ -185,7 +185,7 @@ def meter(value: float, *, most: float) -> Html:
 def _shares(bars: Sequence[Bar]) -> list[float]:
     """The share of each part; all zero if the sum is zero."""
     most = max((bar.length for bar in bars), default=0.0) or 1.0
-    # The sum of very large floats overflows, but not that of their shares of the largest.
+    # The sum of very large floats may overflow; the sum of the floats divided by the largest does not.
     whole = sum(bar.length / most for bar in bars) or 1.0
     return [bar.length / most / whole for bar in bars]
 
@@ -195,7 +195,7 @@ def _is_drawable(span: Span) -> bool:
 
 
 def _track(row: int, label: str, shown: str = "") -> list[Html]:
-    """The texts of a row, and the light line behind its bar."""
+    """The label and value of a row, and the light line on which its bar is drawn."""
     top = ROW_PX * row
     # The full text of a long label is shown as a tooltip.
     short = label if len(label) <= MAX_LABEL else f"{label[: MAX_LABEL - 1]}…"

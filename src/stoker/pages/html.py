@@ -1,6 +1,6 @@
 """HTML and SVG from Python: every string is escaped unless it is already `Html`.
 
-`page` makes a report of it: one file without scripts, which loads nothing.
+`page` returns a whole report: one file without scripts, which loads no other file.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ def join(parts: Iterable[str], between: str = "") -> Html:
     """The parts as one piece of HTML.
 
     Args:
-        parts: `Html`, or plain text that becomes escaped.
+        parts: `Html`, or plain text, which is escaped.
         between: Separator, in the same form.
     """
     return Html(html(between).join(map(html, parts)))
 
 
 def element(name: str, *inside: str, **attributes: str | float) -> Html:
-    """One element.
+    """One HTML or SVG element.
 
     Args:
         name: Its tag.
-        inside: Its content: `Html`, or plain text that becomes escaped.
-        attributes: Their values become escaped; numbers are rounded to two decimals. `class_` is
-            written `class`, and `aria_label` `aria-label`.
+        inside: Its content: `Html`, or plain text, which is escaped.
+        attributes: Attribute name -> value. Values are escaped; numbers are rounded to two decimals.
+            The name `class_` is written as `class`, and `aria_label` as `aria-label`.
     """
     written = "".join(
         f' {key.rstrip("_").replace("_", "-")}="{_value(value)}"'
@@ -52,12 +52,12 @@ def _value(value: str | float) -> str:
 
 
 def paragraph(*inside: str, quiet: bool = False) -> Html:
-    """A paragraph; a quiet one is a note."""
+    """A paragraph; `quiet` styles it as a note."""
     return element("p", *inside, **({"class_": "quiet"} if quiet else {}))
 
 
 def section(title: str, *inside: str) -> Html:
-    """A part of a page with a heading; nothing if all that is inside is empty."""
+    """A part of a page with a heading; empty if its whole content is empty."""
     if not any(inside):
         return Html()
     return Html("\n" + element("section", element("h2", title), *inside))
@@ -76,10 +76,10 @@ def badge(word: str, *, kind: str) -> Html:
 _FOLDER = Path(__file__).parent
 
 PICTURE_STYLE = (_FOLDER / "pictures.css").read_text(encoding="utf-8")
-"""Style of a picture in its own file."""
+"""Style sheet of a picture that has an SVG file of its own."""
 
 PAGE_STYLE = PICTURE_STYLE + (_FOLDER / "page.css").read_text(encoding="utf-8")
-"""Style of a page."""
+"""Style sheet of a page."""
 
 
 def page(title: str, parts: Iterable[str], *, next_to_title: str = "") -> str:
@@ -88,7 +88,7 @@ def page(title: str, parts: Iterable[str], *, next_to_title: str = "") -> str:
     Args:
         title: The heading, plain text.
         parts: `Html`, or plain text, which is escaped.
-        next_to_title: What is placed next to the heading, e.g. a badge.
+        next_to_title: Content to place next to the heading, e.g. a badge.
     """
     heading = element("h1", title, *([" ", next_to_title] if next_to_title else []))
     return (

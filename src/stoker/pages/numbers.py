@@ -1,11 +1,11 @@
-"""Numbers for people: few digits, a unit, and no exponent where none is needed."""
+"""Numbers as text for people: few digits, a unit, and an exponent only if it is needed."""
 
 from __future__ import annotations
 
 import math
 
 DIGITS = 5
-"""Significant digits of a number if nothing is known about it."""
+"""Default number of significant digits."""
 
 
 def number(value: float, digits: int = DIGITS) -> str:
@@ -45,7 +45,7 @@ def seconds(value_s: float) -> str:
     if value_s >= 120:
         minutes, rest = divmod(round(value_s), 60)
         return f"{minutes} min {rest} s" if rest else f"{minutes} min"
-    # Rounded first, or 999.9 us would be written as 1e+03 us.
+    # Round first: otherwise 999.9 us would be written as 1e+03 us.
     value_s = float(f"{value_s:.3g}")
     if value_s >= 1 or value_s == 0:
         return f"{value_s:g} s"

@@ -1,4 +1,4 @@
-"""A line in a plot with two axes, and a picture in its own file."""
+"""A plot of a line with two axes, and a picture as an SVG file."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from stoker.pages.html import PICTURE_STYLE, Html, element
 
 LEFT_PX, TOP_PX, RIGHT_PX, BELOW_PX = 64, 10, 24, 44
-"""Room around the plot for the numbers and names of the axes."""
+"""Space around the plot for the numbers and names of the axes."""
 
 FILE_PX, LINE_PX = 760, 22
 """Width of a picture in its own file, and the height of a line of text in it."""
@@ -19,7 +19,7 @@ class Axis:
     """One axis."""
 
     name: str
-    """What it shows, with the unit; may be empty."""
+    """The quantity that it shows, with the unit; may be empty."""
 
     ticks: Sequence[tuple[float, str]]
     """Ticks: positions from 0 to 1 and their labels."""
@@ -34,7 +34,7 @@ def line_plot(
     title: str,
     diagonal: bool = False,
 ) -> Html:
-    """A line, with a dot at each point if there are few.
+    """Draw a line, with a dot at each point if there are at most 20.
 
     Args:
         points: Horizontal and vertical positions, from 0 to 1.
@@ -79,8 +79,8 @@ def picture_file(picture: Html, *, above: Sequence[str] = (), below: Sequence[st
 
     Args:
         picture: An SVG element whose height is a number.
-        above: Lines of text; the first is the heading.
-        below: Lines that warn.
+        above: Lines of text above the picture; the first is the heading.
+        below: Warnings below the picture, one per line.
     """
     height = float(picture.partition(' height="')[2].partition('"')[0])
     begin, end = 16 + LINE_PX * len(above), 16 + LINE_PX * len(above) + height

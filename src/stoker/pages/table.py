@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from stoker.pages.html import Html, element, html, join
 
 Row = Sequence[str]
-"""A cell: `Html`, or plain text, which is escaped."""
+"""The cells of a row: each is `Html`, or plain text, which is escaped."""
 
 
 class Number(str):
@@ -38,10 +38,11 @@ def table(columns: Sequence[str], rows: Iterable[Row], *, class_: str = "") -> H
     """A table in its own box, which scrolls sideways if the page is too narrow.
 
     Args:
-        columns: The titles: `Number`, `Prose`, `Code` or `Fill`; any other is a column of names,
-            at the left, which break only where they are very long. No head if all are empty.
-        rows: Each with as many cells as columns; without rows nothing is drawn.
-        class_: A further class for the style.
+        columns: The titles. Their type (`Number`, `Prose`, `Code` or `Fill`) says what a column contains; a
+            plain string is the title of a column of names, aligned left, which break only if they are very
+            long. If all titles are empty, the table has no head.
+        rows: Each with as many cells as columns; without rows, the result is empty.
+        class_: An additional CSS class.
     """
     kinds = [_KINDS.get(type(title), "text") for title in columns]
     body = [
@@ -53,7 +54,7 @@ def table(columns: Sequence[str], rows: Iterable[Row], *, class_: str = "") -> H
     heads = (_cell("th", *each) for each in zip(kinds, columns, strict=True))
     head = [element("thead", element("tr", *heads))] if any(columns) else []
     whole = element("table", *head, element("tbody", join(body, Html("\n"))))
-    # The box can have the focus, so that the keyboard scrolls it too.
+    # `tabindex` lets the box have the keyboard's focus, so that keys can scroll it.
     return element("div", whole, class_=f"scroll {class_}".rstrip(), tabindex=0)
 
 
@@ -63,10 +64,10 @@ def facts(rows: Iterable[Row], values: str = Prose()) -> Html:
 
 
 _KINDS: dict[type[str], str] = {Number: "number", Prose: "prose", Code: "code", Fill: "fill"}
-"""Title -> the style's class of its column."""
+"""Type of a title -> CSS class of the cells in its column."""
 
 
 def _cell(tag: str, kind: str, content: str) -> Html:
-    # A box inside the cell is as wide as its content, up to a limit: the cell itself has no style for that.
+    # CSS has no maximum width for a table cell, so a box inside the cell limits the width of its content.
     inside = element("div", content) if kind in ("text", "code") else html(content)
     return element(tag, inside, class_=kind)

@@ -1,4 +1,4 @@
-"""The text of `model.py`: the inputs of the model by column, and its output."""
+"""Writes the source of `model.py`: how each column becomes an input of the model, and the model's output."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from stoker.scaffold.source_facts import Label
 from stoker.scaffold.spelling import fill, python_list, python_text
 
 FEW_WORDS = 200
-"""A text column with at most this many distinct values gets a vocabulary; above, it is hashed."""
+"""A text column with at most this many distinct values gets a vocabulary; one with more is hashed."""
 
 _ID_NAME = re.compile(r"(^|[_\s-])(id|uuid|guid|index|key)$|^unnamed", re.IGNORECASE)
-"""Names of columns that number the records."""
+"""Names of columns that probably contain an ID of the row."""
 
 
 @dataclass(slots=True)
 class _Columns:
-    """Columns by their use in the model."""
+    """Names of columns, grouped by how the model uses them; `left_out` has pairs of name and reason."""
 
     numbers: list[str]
     words: list[str]
@@ -29,10 +29,10 @@ class _Columns:
 
 
 def table_model(seen: SourceDescription, label: Label) -> str:
-    """model.py for a table.
+    """Return the source of model.py for a table.
 
     Raises:
-        ConfigError: no column but the label is usable.
+        ConfigError: no column except the label is usable.
     """
     image = next((c.column.name for c in seen.columns if c.column.dtype == "image"), None)
     if image is not None:
@@ -41,7 +41,7 @@ def table_model(seen: SourceDescription, label: Label) -> str:
     columns = _sorted_out(others, rows=seen.rows)
     if not columns.numbers + columns.words + columns.hashed:
         raise ConfigError(
-            f"there must be a column to predict {label.name!r} from",
+            f"the data must have a usable column from which to predict {label.name!r}",
             got=Plain("; ".join(f"{name!r}: {why}" for name, why in columns.left_out) or "none"),
             fix="Give data with another column of numbers or text.",
         )
@@ -62,7 +62,7 @@ def table_model(seen: SourceDescription, label: Label) -> str:
 
 
 def _suffix(lists: list[str], seen: SourceDescription) -> str:
-    """Suffix that makes a new, unused name for a list's length, as a Python literal."""
+    """Return a suffix, as a Python literal, that makes names for the lengths of lists: NAME + suffix is not a column."""
     names, suffix = {column.column.name for column in seen.columns}, " length"
     while not names.isdisjoint(name + suffix for name in lists):
         suffix += "_"
@@ -70,12 +70,12 @@ def _suffix(lists: list[str], seen: SourceDescription) -> str:
 
 
 def image_model(image: str, label: Label, *, preprocessing: bool = False) -> str:
-    """model.py for images.
+    """Return the source of model.py for images.
 
     Args:
-        image: The image column.
+        image: Name of the image column.
         label: The label.
-        preprocessing: Whether there are other columns, which the model does not use.
+        preprocessing: Whether to write a preprocessing_fn, which drops all other columns.
     """
     function = ""
     if preprocessing:
@@ -109,7 +109,7 @@ def _sorted_out(columns: Iterable[ColumnDescription], *, rows: int) -> _Columns:
 
 
 def _why_useless(column: ColumnDescription, rows: int) -> str:
-    """Why a column is left out; "" if it may be useful."""
+    """Return why a column is left out; "" if it may be useful."""
     dtype, distinct = column.column.dtype, column.distinct
     if distinct is not None and distinct < 2 and column.lengths < 2:
         return "the same in every row"
@@ -119,7 +119,7 @@ def _why_useless(column: ColumnDescription, rows: int) -> str:
         return "a different text in every row"
     numbers_rows = dtype in ("int64", "string") and distinct in (None, rows)
     if numbers_rows and _ID_NAME.search(column.column.name.strip()):
-        return "an ID of the row, by its name"
+        return "its name suggests an ID of the row"
     return ""
 
 

@@ -33,19 +33,19 @@ LABEL_NAMES = (
     *("label", "labels", "target", "class", "y", "outcome", "species", "diagnosis"),
     *("survived", "churn", "fraud", "is_fraud", "category", "response", "quality", "price"),
 )
-"""Usual names of labels in public data sets, the most certain first."""
+"""Usual names of labels in public data sets; the first are the most certain."""
 
 MAX_CLASSES = 20
 """A column of numbers with more distinct values than this is a quantity, not a class."""
 
 ROWS_PER_CLASS = 5
-"""Minimum rows per distinct value, on average, for a column to be a class."""
+"""Minimum number of rows per distinct value, on average, of a column whose values are classes."""
 
 LARGEST_IMAGE = 224
-"""Longest side of resized images, pixels: the usual input of image models."""
+"""Maximum length of the longer side of resized images, pixels: the usual input of image models."""
 
 _HEADER_BYTES = 1 << 16
-"""Bytes that contain the header of nearly every image, and of every table."""
+"""Number of bytes to read first, enough for the header of nearly every image."""
 
 _DELIMITERS = ",;\t|"
 
@@ -55,18 +55,19 @@ class Label:
     """The column that the model predicts."""
 
     name: str
-    """As the header spells it."""
+    """Name of the column, spelled as in the data's header."""
 
     task: TaskKind
-    """Kind of answer."""
+    """Kind of the model's answer."""
 
     why: str
-    """Why it was chosen, a clause."""
+    """Why this column was chosen, a clause."""
 
     form: Form
-    """How its values become classes. `text`, and numbers `counted` 0, 1, 2..., are classes already;
-    other numbers are read `as text`, or, if some are missing, numbered `by vocabulary` (as text, "NA"
-    would be a class). A regression predicts a `quantity`."""
+    """How its values become classes. `text`: each text is a class. `counted`: the numbers 0, 1, 2... are classes
+    already. `as text`: other numbers, read as text. `by vocabulary`: other numbers of which some are missing; they
+    are numbered by a vocabulary, because "NA" read as text would be a class. `quantity`: a number that a
+    regression predicts."""
 
     classes: int = 0
     """Number of classes; 0 for a regression."""
@@ -83,7 +84,7 @@ class Label:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ColumnMeasure:
-    """Statistics of a column of numbers, missing values left out."""
+    """Statistics of a column of numbers, without missing values."""
 
     mean: float
     """Mean of the finite values."""
@@ -92,11 +93,11 @@ class ColumnMeasure:
     """Standard deviation of the finite values."""
 
     values: tuple[float, ...]
-    """The distinct values in order; empty if there are too many."""
+    """The distinct values in ascending order; empty if there are too many."""
 
 
 def read_settings(source: str) -> IngestConfig:
-    """Return the settings to read a source with: its delimiter, or the size of its images.
+    """Return the settings with which to read a source: its delimiter, or the size of its images.
 
     Args:
         source: An absolute path, or a URI.
@@ -145,7 +146,7 @@ def measure_column(config: IngestConfig, column: Column, *, most: int) -> Column
             squares += shift * shift * count * new / (count + new)
             count, total = count + new, total + float(values.sum())
     if not count:
-        raise DataError(f"column {column.name!r} must have a number", got=Plain("none"))
+        raise DataError(f"column {column.name!r} must have at least one number", got=Plain("none"))
     kept = tuple(sorted(distinct)) if len(distinct) <= most else ()
     return ColumnMeasure(mean=total / count, deviation=math.sqrt(squares / count), values=kept)
 
@@ -158,7 +159,7 @@ def _delimiter(file: SourceFile) -> str:
 
 
 def _common_size(files: Sequence[SourceFile]) -> tuple[int, int] | None:
-    """The size to resize images to; None if all have the same, small enough size."""
+    """Return the size to which to resize images; None if all have the same size and it is small enough."""
     headers = [header for file in files if (header := _header(file)) is not None]
     sizes = {(header.height, header.width) for header in headers}
     if len(sizes) <= 1 and all(max(size) <= LARGEST_IMAGE for size in sizes):
@@ -180,17 +181,17 @@ def _header(file: SourceFile) -> ImageHeader | None:
 
 
 def find_label(seen: SourceDescription, config: IngestConfig, wanted: str | None) -> Label:
-    """Find the label: the wanted column, or a guess, and the kind of its values.
+    """Find the label: the requested column or a guess, and the kind of its values.
 
     Raises:
-        ConfigError: the column does not exist or cannot be a label, or no column can be.
+        ConfigError: the requested column does not exist or cannot be a label, or no column can be one.
     """
     column, why = _chosen(seen, wanted)
     name, distinct = column.column.name, _present(column)
     reason = _why_impossible(column)
     if reason:
         raise ConfigError(
-            f"column {name!r} must have what a label needs",
+            f"column {name!r} must be usable as the label",
             got=Plain(reason),
             fix="Name another column with --label.",
         )
@@ -222,21 +223,21 @@ def _chosen(seen: SourceDescription, wanted: str | None) -> tuple[ColumnDescript
                 skipped += f"; {name} is not taken: {reason}"
     if not usable:
         raise ConfigError(
-            "a column must be fit to be the label: numbers, or text with few different values",
-            got=Plain(", ".join(by_name)),
-            fix="Name it with --label.",
+            "at least one column must be usable as the label: numbers, or text with few different values",
+            got=Plain(f"columns {', '.join(by_name)}"),
+            fix="Name the label's column with --label.",
         )
     which = "" if usable[-1] is seen.columns[-1] else " that can be one"
     return usable[-1], f"as the last column{which}{skipped}"
 
 
 def _present(column: ColumnDescription) -> int | None:
-    """Number of distinct values without the missing one; None for many."""
+    """Number of distinct values, not counting missing values; None if there are too many to count."""
     return None if column.distinct is None else column.distinct - (column.missing > 0)
 
 
 def _why_unlikely(column: ColumnDescription, rows: int) -> str:
-    """Why a column is not guessed as the label; "" if it may be."""
+    """Return why a column is not guessed as the label; "" if it may be guessed."""
     distinct = _present(column) or 0
     is_rare = column.column.dtype == "string" and distinct > max(2, rows / ROWS_PER_CLASS)
     return _why_impossible(column) or (
@@ -245,7 +246,7 @@ def _why_unlikely(column: ColumnDescription, rows: int) -> str:
 
 
 def _why_impossible(column: ColumnDescription) -> str:
-    """Why a column cannot be a label at all; "" if it can."""
+    """Return why a column cannot be a label even if requested; "" if it can."""
     distinct = _present(column)
     if column.column.dtype == "image":
         return "a column of images"

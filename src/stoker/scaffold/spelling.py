@@ -9,7 +9,7 @@ from string import Template
 import yaml
 
 _LINE = 100
-"""Maximum width of a list on one line; wider lists have one name per line."""
+"""Maximum width of a line of Python, characters; a list that needs more has one name per line."""
 
 
 def fill(template: str, **values: object) -> str:
@@ -26,13 +26,13 @@ def fill(template: str, **values: object) -> str:
 
 
 def python_text(value: str) -> str:
-    """A string as a Python literal, in double quotes if that needs no escape."""
+    """Return a string as a Python literal, in double quotes if they need no escape."""
     spelled = repr(value)
     return f'"{spelled[1:-1]}"' if spelled[0] == "'" and '"' not in spelled else spelled
 
 
 def python_list(values: Sequence[str]) -> str:
-    """A list of strings as a Python literal, one per line if they do not fit on one."""
+    """Return a list of strings as a Python literal, with one string per line if one line is too short."""
     spelled = [python_text(value) for value in values]
     one_line = f"[{', '.join(spelled)}]"
     if len(one_line) < _LINE - len("NUMBERS = "):
@@ -41,13 +41,13 @@ def python_list(values: Sequence[str]) -> str:
 
 
 def yaml_flow(value: str | dict[str, str]) -> str:
-    """A string or a mapping as YAML on one line, quoted if YAML would read it differently.
+    """Return a string or a mapping as YAML on one line, quoted if YAML would otherwise read it differently.
 
     Args:
-        value: Names from the user's data: columns, files.
+        value: Names of columns or files from the user's data.
     """
     texts = [value] if isinstance(value, str) else [*value, *value.values()]
-    # By default PyYAML writes a line break as a line break.
+    # PyYAML escapes a line break only in double quotes; in any other style it starts a new line.
     style = None if all(text.isprintable() for text in texts) else '"'
     spelled: str = yaml.safe_dump(
         [value],

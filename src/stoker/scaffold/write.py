@@ -20,16 +20,16 @@ from stoker.scaffold.source_facts import Label, TaskKind, find_label, read_setti
 from stoker.scaffold.spelling import fill, python_text, yaml_flow
 
 EXAMPLES_SEEN = 300_000
-"""Rows times epochs of a training on a table: about a minute on two cores."""
+"""Number of rows times epochs of a training on a table: it takes about a minute on two cores."""
 
 IMAGES_SEEN = 60_000
-"""The same for images, which cost about a hundred times as much."""
+"""Number of images times epochs of a training on images: an image costs about a hundred times as much as a row."""
 
 MIN_ROWS = 2
-"""Minimum number of records: a single one has no column that varies and could be a label."""
+"""Minimum number of records: with a single record, no column varies, so none can be the label."""
 
 MAX_DROP = 0.02
-"""Default of the gate `max_drop`: about how much the metric varies when the same model is trained
+"""The gate `max_drop` in a new `stoker.yaml`: the metric varies by about this much if the same model is trained
 again on a few hundred rows."""
 
 METRICS: dict[TaskKind, tuple[str, ...]] = {
@@ -37,11 +37,11 @@ METRICS: dict[TaskKind, tuple[str, ...]] = {
     "multiclass": ("accuracy", "macro_f1"),
     "regression": ("r2", "rmse", "mae"),
 }
-"""Metrics by task; the gate is on the first. For a regression it is r2, which does not depend on the
-label's unit as rmse does."""
+"""Task -> its metrics; the gate limits the first one. For a regression this is r2, which, unlike rmse, does not
+depend on the label's unit."""
 
 _IMAGE, _FOLDER_NAME = "image", "label"
-"""Columns of a folder of images by class."""
+"""Names of the two columns of a folder of images with one sub-folder per class."""
 
 _ENDINGS = re.compile(
     r"(\.(csv|tsv|txt|jsonl|ndjson|gz|parquet|pq|tfrecords?|tfrec))+$", re.IGNORECASE
@@ -50,13 +50,13 @@ _ENDINGS = re.compile(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Source:
-    """A described source."""
+    """A source, how to read it, and its description."""
 
     config: IngestConfig
-    """The settings to read it with."""
+    """The settings with which to read the source."""
 
     description: SourceDescription
-    """Its columns and rows, without columns that cannot be used."""
+    """Columns and rows of the source, without columns that cannot be used."""
 
     notes: list[str]
     """A line for each column that is left out or whose type was assumed."""
@@ -64,23 +64,23 @@ class _Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Scaffolded:
-    """Files and decisions of `stoker init`."""
+    """The files that `stoker init` wrote, and its decisions."""
 
     files: tuple[Path, ...]
-    """The files, `stoker.yaml` first."""
+    """Paths of the files, `stoker.yaml` first."""
 
     label: str
     """The column that the model predicts."""
 
     task: TaskKind
-    """Kind of answer."""
+    """Kind of the model's answer."""
 
     note: str
-    """The label and the task, why, and how to choose others; one line."""
+    """One line: the label, why it was chosen, its kind, and how to choose another."""
 
 
 def default_name(source: Path | str) -> str:
-    """Default name of an experiment on some data, valid as host name, in URLs and as folder."""
+    """Return the default name of an experiment on some data, valid as a host name, in URLs and as a folder."""
     located = _located(source)
     uri = parse_uri(located) if is_uri(located) else None
     path = Path(located) if uri is None else Path("/", uri.bucket, uri.key)
@@ -93,7 +93,7 @@ def write_experiment(
     """Write a `stoker.yaml` and a `model.py` that run as they are.
 
     Args:
-        folder: Their folder; created if it does not exist.
+        folder: The folder for both files; created if it does not exist.
         source: A table or TFRecord file, a folder or glob of them, or a folder of images by class; a
             path or a URI.
         label: The column to predict; guessed by default.
@@ -101,7 +101,7 @@ def write_experiment(
 
     Raises:
         UserError: one of the files exists already.
-        ConfigError: the label does not exist or cannot be one, or no other column is usable.
+        ConfigError: the label does not exist or is unusable, or no other column is usable.
         DataError: the source cannot be read.
     """
     files = (folder / "stoker.yaml", folder / "model.py")
@@ -145,7 +145,7 @@ def _describe(config: IngestConfig, label: str | None) -> _Source:
         except ConfigError:
             if unusable is None:
                 raise
-            raise unusable from None  # it was the last column
+            raise unusable from None  # no column is left: report why the last one is unusable
         written = {each.column: each.number for each in seen.assumptions if each.number}
         if not written:
             notes += [f"{each.text}." for each in seen.assumptions]
@@ -177,14 +177,14 @@ def _require_rows(seen: SourceDescription, source: Path | str) -> None:
 def _require_free(folder: Path, files: tuple[Path, ...]) -> None:
     if folder.exists() and not folder.is_dir():
         raise UserError(
-            "stoker init writes into a folder", got=str(folder), fix="Name another folder."
+            "stoker init must be given a folder", got=str(folder), fix="Give another path."
         )
     for path in files:
         if os.path.lexists(path):
             raise UserError(
-                "stoker init overwrites nothing: the file must not exist yet",
+                "stoker init does not overwrite files: the file must not exist yet",
                 got=str(path),
-                fix="Name another folder, or move the file away.",
+                fix="Give another folder, or move the file away.",
             )
 
 
@@ -193,9 +193,9 @@ def _require_outside(folder: Path, source: Path | str) -> None:
     data = Path(located).resolve()
     if not is_uri(located) and data.is_dir() and folder.resolve().is_relative_to(data):
         raise UserError(
-            f"the experiment must not be in its own data, {source}: its files would be read as data",
+            f"the experiment must not be inside its data {source}: its files would be read as data",
             got=str(folder),
-            fix="Name another folder after the source, e.g. `experiment`.",
+            fix="Give a folder outside the data as the second argument, e.g. `experiment`.",
         )
 
 
@@ -204,7 +204,7 @@ def _folder_label(seen: SourceDescription, wanted: str | None) -> Label:
         raise ConfigError(
             f"the label of an image folder is {_FOLDER_NAME!r}, the name of the sub-folder",
             got=wanted,
-            fix="Leave --label out.",
+            fix="Remove --label.",
         )
     if len(seen.classes) < 2:
         raise ConfigError(
@@ -297,7 +297,7 @@ def _epochs(seen: SourceDescription) -> int:
 
 
 def _path_from(folder: Path, source: Path | str) -> str:
-    """The source, relative if it is in the experiment's folder: both can then be moved together."""
+    """Return the source's path; relative if it is in the experiment's folder, so that both can be moved together."""
     located = _located(source)
     if is_uri(located):
         return located
@@ -306,5 +306,5 @@ def _path_from(folder: Path, source: Path | str) -> str:
 
 
 def _located(source: Path | str) -> str:
-    """The source as a URI or an absolute path."""
+    """Return the source as a URI or an absolute path."""
     return str(source) if is_uri(str(source)) else str(Path(source).absolute())

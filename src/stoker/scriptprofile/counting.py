@@ -1,7 +1,7 @@
 """Counts a script's operations and measures its device's peak, in a separate process.
 
-It runs when the script has ended, on the cores and with the settings that the script had: run as
-`python -m stoker.scriptprofile.counting REQUEST ANSWER`, both of them JSON; see `utilization`.
+It runs after the script has ended, on the same cores and with the same settings as the script. Its command is
+`python -m stoker.scriptprofile.counting REQUEST ANSWER`; both are JSON files, see `utilization`.
 """
 
 from __future__ import annotations
@@ -37,8 +37,9 @@ def main(request: Path, answer: Path) -> None:
     """Answer a request.
 
     Args:
-        request: The script's device, and its steps as the watcher wrote them, next to their graphs.
-        answer: File that is written at the end.
+        request: JSON file with the script's device and its steps, as the watcher wrote them. The graphs of the
+            steps are in the same folder.
+        answer: JSON file that is written at the end.
     """
     job = json.loads(request.read_text())
     no_peak = _as_the_script(job["device"])
@@ -60,9 +61,9 @@ def main(request: Path, answer: Path) -> None:
 
 
 def _as_the_script(device: Mapping[str, Any]) -> str:
-    """Configure this process like the script; return why its device cannot be measured here."""
+    """Configure this process like the script; return why the script's device cannot be measured here, or ""."""
     with suppress(OSError):
-        # Cores that this process may no longer use are left out.
+        # The kernel leaves out cores that this process may no longer use.
         os.sched_setaffinity(0, device.get("cores", ()))
     import tensorflow as tf
 
@@ -71,14 +72,12 @@ def _as_the_script(device: Mapping[str, Any]) -> str:
     tf.config.experimental.enable_tensor_float_32_execution(device.get("tensor_float_32", True))
     gpus = len(tf.config.list_logical_devices("GPU"))
     if gpus != device["gpus"] and 0 in (gpus, device["gpus"]):
-        return (
-            f"the script's TensorFlow saw {device['gpus']} GPUs, and the one next to Stoker {gpus}"
-        )
+        return f"the script's TensorFlow saw {device['gpus']} GPUs, but Stoker's TensorFlow sees {gpus}"
     return ""
 
 
 def _device(trace: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """The devices' time by kernel class, or why it is missing."""
+    """Return the time of the devices by kernel class, or why it is missing."""
     if "folder" not in trace:
         return {"why": trace.get("why", "")}
     from stoker.measure.device_events import TraceError
@@ -97,7 +96,7 @@ def _device(trace: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 
 def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
-    """A step's count, or why it is unknown."""
+    """Return the count of a step's operations, and why it is unknown (or "")."""
     if "graph" not in step:
         return None, "its graph was not kept"
     import tensorflow as tf
@@ -107,7 +106,7 @@ def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
     try:
         tally = count_step(step, folder)
     except (ValueError, TypeError, KeyError, RuntimeError, tf.errors.OpError) as error:
-        # Graphs of another TensorFlow, or with operations of other libraries.
+        # The graph is from another version of TensorFlow, or has operations of other libraries.
         lines = str(error).strip().splitlines() or [type(error).__name__]
         return None, f"its graph could not be read here: {lines[0][:200]}"
     if tally.unknown:
@@ -117,7 +116,7 @@ def _counted(step: Mapping[str, Any], folder: Path) -> tuple[Tally | None, str]:
 
 
 def _main_type(tally: Tally) -> str:
-    """The dtype of most operations."""
+    """Return the dtype in which the largest number of operations is computed."""
     by_type: dict[str, int] = {}
     for (_, kind), operations in tally.work.items():
         by_type[kind] = by_type.get(kind, 0) + operations
@@ -125,11 +124,11 @@ def _main_type(tally: Tally) -> str:
 
 
 def _peak(kind: str, *, seconds: float) -> PeakFlops | str:
-    """The peak of a dtype, or why it is missing."""
+    """Measure the device's peak for a dtype, or return why it is missing."""
     from stoker.measure.peak_flops import DTYPES, measure_peak_flops
 
     if kind not in DTYPES:
-        return f"no peak is measured of {kind}"
+        return f"the peak for {kind} is not measured"
     return measure_peak_flops(kind, seconds=seconds)
 
 
@@ -145,21 +144,21 @@ def _reached(tally: Tally, peak: PeakFlops | str) -> dict[str, Any]:
         for name in rates
     }
     counted = {name: operations for name, operations in counted.items() if operations}
-    # Each kind of operation at its own peak.
-    least_s = sum(operations / rates[name] for name, operations in counted.items())
+    # The shortest possible time: each kind of operation runs at its own peak.
+    min_s = sum(operations / rates[name] for name, operations in counted.items())
     return {
-        "peak_per_s": sum(counted.values()) / least_s if least_s else None,
+        "peak_per_s": sum(counted.values()) / min_s if min_s else None,
         "peak_of": f"{' and '.join(counted)} in {peak.dtype}",
         "no_peak": "",
     }
 
 
 def on_the_cpu(nodes: Iterable[Any]) -> str:
-    """The operations of a step that run on the CPU although they compute; empty if none is certain.
+    """Return a message about computing operations of a step that run on the CPU; empty if none certainly does.
 
     Args:
-        nodes: The nodes of the step's graph: the script placed those with a CPU device there, and
-            those without a kernel for GPUs can run nowhere else. All others run on the GPU.
+        nodes: The nodes of the step's graph. Nodes run on the CPU if the script placed them there, or if their
+            operation has no kernel for GPUs. All other nodes run on the GPU.
     """
     from stoker.train.health.step_operations import check_placement
 
@@ -175,19 +174,19 @@ def on_the_cpu(nodes: Iterable[Any]) -> str:
 
 
 def _only_on_the_cpu(operation: str) -> bool:
-    # A TensorFlow built only for CPUs would report this for all operations.
+    # In a TensorFlow built only for CPUs, no operation has a kernel for GPUs, not even MatMul.
     return "GPU" in _devices("MatMul") and _devices(operation) == {"CPU"}
 
 
 @lru_cache(maxsize=4096)
 def _devices(operation: str) -> frozenset[str]:
-    """The devices for which an operation has kernels, without XLA's."""
+    """The types of devices for which an operation has kernels, without the device types of XLA."""
     from stoker.internals.tensorflow_internals import registered_devices
 
     return frozenset(device for device in registered_devices(operation) if "XLA" not in device)
 
 
 if __name__ == "__main__":
-    # Keeps TensorFlow's messages at its start out of the log.
+    # Keep the messages that TensorFlow prints when it starts out of the log.
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     main(Path(sys.argv[1]), Path(sys.argv[2]))

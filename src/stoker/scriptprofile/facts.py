@@ -22,15 +22,15 @@ from stoker.scriptprofile.observations import (
 )
 
 VERSION = 1
-"""Version of the file format."""
+"""Version of the file format; files of other versions are ignored."""
 
 _DEVICE = ("cores", "intra_op_threads", "tensor_float_32")
-"""Properties of the machine that a peak depends on."""
+"""Settings of the machine on which the measured peak depends."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WatchedProcess:
-    """All observations of one process."""
+    """All observations about one process of the script."""
 
     tensorflow: str
     """TensorFlow's version; empty if it was not imported."""
@@ -38,30 +38,31 @@ class WatchedProcess:
     """Keras's `version`, `floatx` and `backend`; empty if it was not imported."""
     gpus: int
     gpu_peak_bytes: tuple[int, ...]
-    """Peak memory of TensorFlow, per GPU."""
+    """Peak memory that TensorFlow used on each GPU."""
     peak_memory_bytes: int
     """Peak host memory of the process."""
     functions_run_eagerly: bool
     loops: tuple[Loop, ...]
     functions: tuple[Function, ...]
     strategies: tuple[tuple[str, Place, int], ...]
-    """Kind, line and number of replicas of each strategy."""
+    """Kind, line and number of replicas of each distribution strategy."""
     failures: tuple[str, ...]
     """Errors of the watcher itself."""
     on_batches: tuple[tuple[Place, int], ...] = ()
     """Lines that call `train_on_batch`, and the number of calls."""
     wall_parts: tuple[WallPart, ...] = ()
-    """The parts of its wall time; the rest is the script's own code."""
+    """The parts of the process's wall time; the rest of the time is the script's own code."""
     since_start_s: float = 0.0
     """Time from the process's start to its last report, seconds; 0 if unknown."""
     device: Mapping[str, Any] = field(default_factory=dict)
-    """Its machine settings: `cores`, `intra_op_threads`, `tensor_float_32`."""
+    """Settings of its machine: `cores`, `intra_op_threads`, `tensor_float_32`."""
     waited: float = 0.0
-    """Of the time that its threads needed a core, the share in which another program had it, in [0, 1]."""
+    """Share of the time, in [0, 1], in which its threads waited for a core that another program used; the time is
+    that in which they ran or could have run."""
 
 
 def read_all(folder: Path) -> list[WatchedProcess]:
-    """Read every watched process, those that trained most first.
+    """Read the facts of every watched process, sorted by the number of training steps, descending.
 
     Args:
         folder: Folder of the watchers' files.
@@ -72,7 +73,7 @@ def read_all(folder: Path) -> list[WatchedProcess]:
 
 
 def _frozen(value: Any) -> Any:
-    """Convert JSON, with tuples for its lists."""
+    """Return parsed JSON with its lists converted to tuples."""
     if isinstance(value, dict):
         return {key: _frozen(each) for key, each in value.items()}
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
@@ -112,7 +113,7 @@ def _process(facts: Mapping[str, Any]) -> WatchedProcess:
 
 
 def _fields(kind: type, facts: Mapping[str, Any]) -> dict[str, Any]:
-    """The facts that are fields of a dataclass."""
+    """Return only the facts that are fields of a dataclass."""
     names = {each.name for each in fields(kind)}
     return {name: value for name, value in facts.items() if name in names}
 
@@ -127,7 +128,7 @@ def _place(row: Sequence[Any]) -> Place:
 
 
 def _counts(rows: Sequence[Sequence[Any]]) -> tuple[tuple[Place, int], ...]:
-    """Lines, each with a number."""
+    """Convert rows of file, line and number to pairs of place and number."""
     return tuple((_place(row), row[2]) for row in rows)
 
 

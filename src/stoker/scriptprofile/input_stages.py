@@ -1,4 +1,4 @@
-"""The user's line of each stage of an input, and the stage's cost."""
+"""For each stage of an input: the user's line that defines it, and its cost."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ class StageCost:
     """One stage of the input, as TensorFlow ran it."""
 
     name: str
-    """TensorFlow's name; it fuses stages, and adds some."""
+    """TensorFlow's name of the stage; TensorFlow fuses some stages, and adds others."""
 
     place: Place | None
-    """The user's line that defines it."""
+    """The user's line that defines the stage; None if the user's code does not define it."""
 
     cpu_s_per_sample: float
     """CPU time per sample, seconds."""
@@ -25,18 +25,18 @@ class StageCost:
     """Its share of the input's CPU time."""
 
     stage: Stage | None = None
-    """The call that created it."""
+    """The call that created it; None if TensorFlow added it."""
 
 
 def stage_costs(
     nodes: Sequence[Node], stages: Sequence[Stage], *, rows: int
 ) -> tuple[StageCost, ...]:
-    """CPU time per sample of each stage of the input, last stage first.
+    """Return the CPU time per sample of each stage of the input, last stage first.
 
     Args:
-        nodes: The stages that TensorFlow ran, last one first.
-        stages: The stages in the script, last one first.
-        rows: Samples per step, 0 if unknown.
+        nodes: The stages that TensorFlow ran, last stage first.
+        stages: The stages in the script, last stage first.
+        rows: Samples per step; 0 if unknown.
     """
     if sum(node.cpu_s for node in nodes) <= 0:
         return ()
@@ -55,7 +55,7 @@ def stage_costs(
                     cost_s += costs.pop()[2]
             costs.append((name, stage, cost_s))
         if "Batch" in node.name and node.ratio > 0:
-            # Below it, an element is one sample.
+            # In the stages below a batch, an element is one sample.
             samples = max(1.0, samples / node.ratio)
     together_s = sum(cost_s for *_, cost_s in costs) or 1.0
     return tuple(
@@ -71,9 +71,9 @@ def stage_costs(
 
 
 def _read_by_a_shuffle(placed: Sequence[Stage | None], stages: Sequence[Stage]) -> str:
-    """The kinds of the user's stages below a shuffle that had already read all of them when it was inspected.
+    """Return the kinds of the user's stages below a shuffle that had read its whole input before the inspection.
 
-    TensorFlow has then dropped these stages, and counts their time as the shuffle's.
+    TensorFlow drops these stages after that, and counts their time as time of the shuffle.
     """
     last = placed[-1]
     if last is None or last.kind != "shuffle":
@@ -83,13 +83,13 @@ def _read_by_a_shuffle(placed: Sequence[Stage | None], stages: Sequence[Stage]) 
 
 
 def stages_of(nodes: Sequence[Node], stages: Sequence[Stage]) -> list[Stage | None]:
-    """For each node the stage that it runs; None if TensorFlow added it.
+    """Return, for each node, the stage that it runs; None if TensorFlow added the node.
 
-    As many as match in order: a prefetch that TensorFlow has added is above the user's, and
-    would otherwise match it.
+    This is the longest match in order: otherwise a prefetch that TensorFlow added above the user's prefetch
+    would be taken for the user's.
     """
     fits = [[stage.kind in _kinds(node) for stage in stages] for node in nodes]
-    # most[i][j]: pairs that the nodes from i on and the stages from j on can form.
+    # most[i][j]: maximum number of pairs that nodes[i:] and stages[j:] can form.
     most = [[0] * (len(stages) + 1) for _ in range(len(nodes) + 1)]
     for i in reversed(range(len(nodes))):
         for j in reversed(range(len(stages))):
@@ -108,7 +108,7 @@ def stages_of(nodes: Sequence[Node], stages: Sequence[Stage]) -> list[Stage | No
         if place is not None:
             next_ = place + 1
         elif nodes[i].name in _AROUND_A_GENERATOR:
-            # At the end of a pass, TensorFlow drops the Generator and counts its time as the FlatMap's.
+            # At the end of a pass, TensorFlow drops the Generator and counts its time as time of the FlatMap.
             found[-1] = next(
                 (each for each in stages[next_ : next_ + 1] if each.kind == GENERATOR), None
             )
@@ -117,11 +117,11 @@ def stages_of(nodes: Sequence[Node], stages: Sequence[Stage]) -> list[Stage | No
 
 GENERATOR = "from_generator"
 _AROUND_A_GENERATOR = ("FlatMap", "FromTensor")
-"""What TensorFlow builds around a Generator."""
+"""Stages that TensorFlow builds around a Generator."""
 
 
 _KINDS = (
-    # MapAndBatch combines two stages: the map's line is the expensive one.
+    # MapAndBatch combines two stages; the map is the expensive one, so its line is reported.
     ("MapAndBatch", ("map",)),
     ("ParallelMap", ("map",)),
     ("Map", ("map",)),

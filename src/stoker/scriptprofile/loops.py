@@ -25,66 +25,66 @@ from stoker.scriptprofile.observations import (
 )
 
 MIN_STEPS = 5
-"""With fewer measured steps, no split is computed."""
+"""Minimum number of measured steps for which the split of a step is computed."""
 
 MAX_BUSY = 1.5
-"""A higher U is a measurement error: on one batch, a step can only be faster."""
+"""A higher U (T_ceil / T_real) is a measurement error: on a batch in memory, a step can only be faster."""
 
 UNPARTED = "input, Python, Keras"
-"""The part of a step of `fit` outside the compiled step, whose wait is unknown."""
+"""Name of the part of a step of `fit` outside the compiled step if the wait for input is unknown."""
 
 OVER = 1.005
-"""Values of U from this on are printed as more than 100 %."""
+"""A U of at least this is printed as 100 %, followed by the measured value."""
 
 OVERLAPPED = "Python, Keras, and the input's work during the step"
-"""The part of a step of `fit` that is neither waiting nor the compiled step, if the input uses
-many cores."""
+"""Name of the part of a step of `fit` that is neither waiting nor the compiled step, if the input uses many
+cores."""
 
 MIN_COST = 0.5
-"""Ratio of a batch's CPU time to a step's time outside computation, from which on the input is the
-cause."""
+"""The input is the cause if the CPU time of a batch is at least this share of a step's time outside computation."""
 
 MUCH_INPUT_CPU = 0.2
-"""Share of the time of all cores that the script may use, from which on the input's CPU time matters."""
+"""The CPU time of the input matters if it is above this share of the time of all cores that the script may use."""
 
 ITS_INPUT = "its input"
-"""The part of a step whose wait is unknown; a step on a batch in memory does not have it."""
+"""Name of the part of a step that a step on a batch in memory does not have; its waiting time is unknown."""
 
 TRANSFER = "transfer to the GPU"
-"""The part of the compiled step that copying a batch takes when nothing else runs: its largest possible
-can effect."""
+"""Name of the part of the compiled step that copies a batch. It is measured while nothing else runs, so it is the
+maximum that the copy can cost."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepSplit:
-    """The mean step of a loop."""
+    """How the mean step of a loop is split into parts."""
 
     step_s: float
-    """T_real, seconds per step."""
+    """T_real: mean duration of a real step, seconds."""
 
     parts: Mapping[str, float]
-    """Part -> seconds per step; their sum is the step."""
+    """Part -> seconds per step; the sum of all parts is the step's duration."""
 
     input_wait: float | None
-    """W, the share of the step spent waiting for input, in [0, 1]."""
+    """W, the share of the step spent waiting for input, in [0, 1]; None if unknown."""
 
     python: float | None
     """Share of the step that Python takes between the calls of the compiled step, in [0, 1]; for
-    `model.fit`, the smallest of all rounds."""
+    `model.fit`, the smallest of all rounds. None if unknown."""
 
     busy: float | None
-    """U = T_ceil / T_real; at most about 1."""
+    """U = T_ceil / T_real: duration of a step on a batch in memory, divided by the duration of a real step. At most
+    about 1; None if unknown."""
 
     no_busy: str
-    """Why U was not measured."""
+    """Why U was not measured; "" if it was."""
 
     no_wait: str = ""
-    """Why W was not measured."""
+    """Why W was not measured; "" if it was."""
 
     def shown_busy(self) -> str:
-        """`U 97%`, empty if it was not measured.
+        """`U 97%`; empty if U was not measured.
 
-        The device cannot be busier than always, whatever the windows took.
+        It shows at most 100 %, even if noise makes the measured value larger; the measured value follows then.
         """
         if self.busy is None:
             return ""
@@ -92,14 +92,14 @@ class StepSplit:
         return f"U {measured}" if self.busy < OVER else f"U 100% ({measured} as measured)"
 
     def input_share(self) -> float | None:
-        """Largest possible share of the input in a step, in [0, 1], if W is unknown; None if this is unknown too."""
+        """If W is unknown, the largest share of a step that the input can take, in [0, 1]; None if unknown too."""
         part_s = self.parts.get(ITS_INPUT, self.parts.get(UNPARTED))
         return None if part_s is None else part_s / self.step_s
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class InputWait:
-    """The share of a step spent waiting for input, and its origin."""
+    """The share of a step spent waiting for input, and how it was determined."""
 
     share: float
     """The share, in [0, 1]."""
@@ -108,7 +108,7 @@ class InputWait:
     """A clause: `the step waits 40% of its time`."""
 
     measured: bool
-    """Whether it is W; else it is derived from U and the cost of the input's stages."""
+    """Whether the share is the measured W; otherwise it is estimated from U and the cost of the input's stages."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -116,79 +116,81 @@ class EpochStarts:
     """The wait of `fit` before the first step of each epoch except the first."""
 
     each_s: float
-    """Seconds per epoch, without a step's own time: the median, or the shorter of two."""
+    """Seconds per epoch, without the duration of a step itself: the median, or the shorter of two."""
 
     share: float
-    """Their share in the time of all measured steps, a pass that fills a cache, and these waits, in [0, 1]."""
+    """All of these waits, divided by the total time of these waits, the measured steps, and a pass that fills a cache;
+    in [0, 1]."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Loop(ABC):
-    """One line that trains. Times are in seconds."""
+    """A training loop: one line of the script that trains. Times are in seconds."""
 
     kind: ClassVar[str]
-    """Its name for programs."""
+    """Name of this kind of loop for programs."""
 
     title: ClassVar[str]
-    """Its name for users."""
+    """Name of this kind of loop for users."""
 
     no_wait: ClassVar[str] = ""
-    """Why the wait of a step for its input is unknown."""
+    """Why it may be unknown how long a step waits for its input."""
 
-    least_steps: ClassVar[int] = MIN_STEPS
+    min_steps: ClassVar[int] = MIN_STEPS
 
     place: Place
     passes: int
     steps: int
     measured_steps: int
     first_s: float
-    """Time of the excluded steps: they traced, compiled, warmed up, filled a cache, or came
-    right after a window of U."""
+    """Total time of the excluded steps: steps that traced, compiled, warmed up, filled a cache, or came right
+    after a window in which U was measured."""
     period_s: float
-    """Time of the measured steps, from start to start; also for the following fields."""
+    """Total time of the measured steps, each from its start to the start of the next."""
     call_s: float
+    """Total time in calls of the measured steps."""
     rows: int
-    """Samples per step, 0 if unknown."""
+    """Samples per step; 0 if unknown."""
     stages: tuple[Stage, ...]
-    """Stages in the script, last one first."""
+    """Stages of the input in the script, last stage first."""
     nodes: tuple[Node, ...]
-    """Stages that TensorFlow ran, last one first; empty if it recorded none."""
+    """Stages of the input that TensorFlow ran, last stage first; empty if it recorded none."""
     timeline: tuple[tuple[float, float, float, float, float], ...]
-    """For the first steps: start, wait, call, synchronization, period."""
+    """For each of the first steps: its start, and the durations of wait, call, synchronization and whole step."""
     rounds: tuple[Mapping[str, float], ...] = ()
-    """Pairs of windows with real data and on a resident batch."""
+    """Measurements of U: each is a pair of windows, one with real data, one on a batch in memory."""
     no_ceiling: str = ""
-    """Why they are missing."""
+    """Why `rounds` is empty; "" if it is not."""
     model: Mapping[str, Any] = field(default_factory=dict)
     """Facts about the model; for a loop in the user's own code, how many replicas share a batch."""
     pid: int = 0
     cores: int = 1
-    """Number of cores that its process may use."""
+    """Number of cores that the loop's process may use."""
     step: Mapping[str, Any] = field(default_factory=dict)
-    """File of its step's graph, or why it was not written."""
+    """File with the graph of a step, or why it was not written."""
     reached: Reached | None = None
-    """The operations of its step and the device's peak; None if they were not requested."""
+    """The operations of a step and the device's peak; None if they were not requested."""
     trace: Mapping[str, Any] = field(default_factory=dict)
-    """File of a trace of its devices, or why there is none."""
+    """Folder with a trace of the devices, or why it is missing."""
     device: DeviceTime | None = None
     """Device time by kernel class, from that trace."""
     no_device: str = ""
-    """Why it is missing although there is a device to trace."""
+    """Why `device` is missing although there is a device to trace; "" otherwise."""
     measuring_s: float = 0.0
     """Time that the measurement itself took; not part of the steps."""
     first_pass: FirstPass | None = None
-    """The pass that filled a cache; None without one, or if no later pass read it."""
+    """The pass that filled a cache; None if the input has no cache, or if no later pass read it."""
 
     @cached_property
     def split(self) -> StepSplit | None:
         """The split of a step; None if too few steps were measured."""
-        if self.measured_steps < self.least_steps or self.period_s <= 0:
+        if self.measured_steps < self.min_steps or self.period_s <= 0:
             return None
         return self._split()
 
     @cached_property
     def costs(self) -> tuple[StageCost, ...]:
-        """CPU time per sample of each stage of the input, last stage first."""
+        """Each stage of the input with its CPU time per sample, last stage first."""
         return stage_costs(self.nodes, self.stages, rows=self.rows)
 
     @property
@@ -198,19 +200,19 @@ class Loop(ABC):
 
     @property
     def mfu(self) -> float | None:
-        """Model FLOP utilization; None if it is unknown."""
+        """Model FLOP utilization (MFU); None if unknown."""
         if self.split is None or self.reached is None:
             return None
         return self.reached.mfu(self.split.step_s)
 
     @property
     def epoch_starts(self) -> EpochStarts | None:
-        """The waits at the start of epochs; None without any, or if nothing was measured."""
+        """The waits at the start of epochs; None if they are not known."""
         return None
 
     @property
     def unit(self) -> str:
-        """The name of one step."""
+        """What a "step" of this loop is called on the page."""
         return "step"
 
     @property
@@ -225,21 +227,21 @@ class Loop(ABC):
 
     @property
     def made_at(self) -> Place:
-        """The line that created the model; if unknown, the loop's."""
+        """The line that created the model; if unknown, the line of the loop."""
         return to_place(self.model.get("made")) or self.place
 
     @property
     def compiled_at(self) -> Place:
-        """The line that compiled the model; if unknown, the loop's."""
+        """The line that compiled the model; if unknown, the line of the loop."""
         return to_place(self.model.get("compiled")) or self.place
 
     def user_stages(self) -> list[Stage]:
-        """Stages that the user's code created; not those that `fit` creates for arrays."""
+        """Stages that the user's code created, without the stages that `fit` creates for arrays."""
         near = (self.place, NOWHERE)
         return [each for each in self.stages if each.in_user_code or each.place not in near]
 
     def counted(self) -> str:
-        """`1,000 steps`, or the number of calls with several steps."""
+        """`1,000 steps`, or `250 calls of 4 steps`."""
         together = self.steps_per_execution
         return f"{self.steps:,} {'steps' if together == 1 else f'calls of {together} steps'}"
 
@@ -252,7 +254,7 @@ class Loop(ABC):
 
     @abstractmethod
     def _split(self) -> StepSplit:
-        """The split of a loop with enough measurements."""
+        """Return the split of a step; called only if enough steps were measured."""
 
     def _step_split(
         self,
@@ -264,11 +266,11 @@ class Loop(ABC):
         python: float | None = None,
         no_busy: str = "",
     ) -> StepSplit:
-        """A split with U, and with the transfer separated from the compiled part."""
+        """Return a split with U; the transfer to the GPU is separated from the compiled part."""
         ratio = self._per_call(_ratio)
         slower = (
-            f"a step on one batch took {ratio:.2g} times as long as a real one: something else was at "
-            "work on this machine"
+            f"a step on a batch in memory took {ratio:.2g} times as long as a real step: other programs "
+            "were busy on this machine"
         )
         return StepSplit(
             step_s=step_s,
@@ -296,7 +298,7 @@ class Loop(ABC):
         return statistics.median(map(figure, self.rounds)) if self.rounds else 0.0
 
     def _not_the_cores(self, wait: float) -> float:
-        """W in [0, 1]; on a busy machine at most 1 - U, since waiting for cores looks the same."""
+        """Limit W to [0, 1], and on a busy machine to 1 - U: there, waiting for a core looks like waiting for input."""
         if self.rounds and self._per_call(lambda each: each.get("real_away", 0.0)) >= BUSY:
             wait = min(wait, 1.0 - min(map(_ratio, self.rounds)))
         return min(1.0, max(0.0, wait))
@@ -312,7 +314,7 @@ def _transfer_s(each: Mapping[str, float]) -> float:
 
 
 def _ceiling_s(each: Mapping[str, float]) -> float:
-    """T_ceil of a round, seconds per step, corrected to the same load by other programs as T_real."""
+    """T_ceil of a round, seconds per step, converted to the load that other programs caused during T_real."""
     quiet_s = each["ceiling_s"] * (1.0 - each.get("ceiling_away", 0.0))
     return quiet_s / max(0.01, 1.0 - each.get("real_away", 0.0)) / each["calls"]
 
@@ -328,16 +330,16 @@ class FitLoop(Loop):
 
     kind = "fit"
     title = "model.fit"
-    no_wait = "tf.data kept no times between the elements of this input"
+    no_wait = "tf.data did not record the times between the elements of this input"
 
     gaps: tuple[tuple[float, float], ...] = ()
-    """For some consecutive steps: time between two elements of the input, total time."""
+    """For some series of consecutive steps: sum of the times between two elements of the input, and total time."""
     feed: Feed | None = None
     """The Python object that makes the batches, if any."""
     hooks: tuple[BatchHook, ...] = ()
-    """Its callbacks."""
+    """The methods of its callbacks that Keras calls before or after a batch."""
     starts: tuple[float, ...] = ()
-    """From the start of each epoch except the first to the end of its first step."""
+    """For each epoch except the first: seconds from its start to the end of its first step."""
 
     @property
     def epoch_starts(self) -> EpochStarts | None:
@@ -346,14 +348,14 @@ class FitLoop(Loop):
             return None
         each_s = max(0.0, statistics.median_low(self.starts) - self.split.step_s)
         waited_s = each_s * len(self.starts)
-        # The steps of a pass that fills a cache are excluded.
+        # The measured steps do not include the pass that fills a cache, so its time is added.
         filled_s = 0.0 if self.first_pass is None else self.first_pass.wall_s
         return EpochStarts(each_s=each_s, share=waited_s / (waited_s + self.period_s + filled_s))
 
     def input_wait(self) -> InputWait | None:
-        """The share of a step spent waiting for input: W, or without W an estimate from U and the stages.
+        """The share of a step spent waiting for input: W, or if W is unknown, an estimate from U and the stages.
 
-        None if neither is known, or if the stages cost too little to be the cause.
+        None if both are unknown, or if the stages cost too little to be the cause.
         """
         split = self.split
         if split is None or split.input_wait is not None:
@@ -363,7 +365,7 @@ class FitLoop(Loop):
             return None
         text = (
             f"{share:.0%} of the step is not computation, and a batch costs {1e3 * cost_s:.3g} ms of "
-            f"CPU where a step takes {1e3 * split.step_s:.3g} ms (W was not measured)"
+            f"CPU time while a step takes {1e3 * split.step_s:.3g} ms (W was not measured)"
         )
         return InputWait(share=share, text=text, measured=False)
 
@@ -380,13 +382,13 @@ class FitLoop(Loop):
         wait_s = min(real_s, (wait or 0.0) * real_s)
         compute_s = min(self._per_call(_ceiling_s), real_s - wait_s)
         rest_s = max(0.0, real_s - wait_s - compute_s)
-        # Noise makes the windows slower: Python's share is what all rounds agree on.
+        # Noise makes a real window slower: the smallest share of Python over all rounds is the least noisy.
         python = None if wait is None else max(0.0, 1.0 - max(map(_ratio, self.rounds)) - wait)
         parts = {"waiting for input": wait_s, "compiled step": compute_s, "Python, Keras": rest_s}
         if wait is None:
             parts = {"compiled step": compute_s, UNPARTED: rest_s}
         elif self._input_cpu_s() > MUCH_INPUT_CPU * self.cores * real_s:
-            # With a resident batch, the step has all cores: the rest may be due to the input or to Python.
+            # On a batch in memory, the step has all cores, so the rest may be due to the input or to Python.
             python = None
             parts = {"waiting for input": wait_s, "compiled step": compute_s, OVERLAPPED: rest_s}
         return self._step_split(real_s, parts, compiled="compiled step", wait=wait, python=python)
@@ -410,18 +412,21 @@ class OwnLoop(Loop):
     """A loop in the user's own code."""
 
     no_busy: ClassVar[str]
-    """Why its step was not run on one batch, if the reason is not more specific."""
+    """Why its step was not run on a batch in memory, unless a more specific reason is known."""
 
     wait_s: float = 0.0
     sync_s: float = 0.0
     syncs: tuple[tuple[Place, int], ...] = ()
+    """Lines where Python waited for a value of the device, and how often."""
     eager_gradients: tuple[tuple[Place, int], ...] = ()
+    """Lines that computed gradients outside a tf.function, and how often."""
     step_calls: tuple[tuple[Place, int], ...] = ()
-    """Where its gradients were computed: the current line and the first line of each of the user's functions,
-    innermost first."""
+    """Where its gradients were computed: for each of the user's functions on the stack, innermost first, the
+    current line and the number of the function's first line."""
     load: Mapping[str, float] = field(default_factory=dict)
-    """For some steps: wall time and the part that other programs took, and the parts outside calls
-    (`wall_s`, `away_s`, `wait_s`, `python_s`, `python_run_s`); empty if unknown."""
+    """For some consecutive steps, seconds: wall time (`wall_s`), how much of it other programs took (`away_s`), the
+    wait for a core and the time of Python outside calls (`wait_s`, `python_s`), and the time that Python ran there
+    (`python_run_s`). Empty if unknown."""
 
     def _split(self) -> StepSplit:
         steps = self.measured_steps
@@ -442,9 +447,9 @@ class OwnLoop(Loop):
         return replace(split, parts=parts | {rest: python_s})
 
     def _python(self, share: float) -> float | None:
-        """The share of a step that Python takes, without the part that other programs took.
+        """The share of a step that Python takes, without the time that other programs took.
 
-        Python takes at least its CPU time; the rest, such as sleep, may be a wait for a core.
+        Python takes at least its CPU time. The rest of its time may be sleep, or a wait for a core.
         """
         load = self.load
         if not load:
@@ -464,33 +469,33 @@ class DatasetLoop(OwnLoop):
 
 
 class CallLoop(OwnLoop):
-    """Calls of a step, in any kind of loop."""
+    """Calls of a compiled step, in any kind of loop."""
 
     kind = "calls"
     title = "steps"
-    no_busy = "a loop over arrays has no batch that could be given again"
-    no_wait = "Python requested no batches from an iterator of tf.data"
+    no_busy = "a loop over arrays has no batch that could be used again"
+    no_wait = "Python requested no batches from a tf.data iterator"
 
 
 @dataclass(frozen=True, kw_only=True)
 class InnerLoop(OwnLoop):
-    """A loop inside a tf.function, whose steps are invisible: a call is a whole pass."""
+    """A loop inside a tf.function, whose single steps are invisible: a call is a whole pass."""
 
     kind = "inside"
     title = "loop inside a tf.function"
     no_busy = (
-        "the loop is inside a tf.function, and was called too seldom: its first two calls are left "
-        "out"
+        "the loop is inside a tf.function, which was called too few times: its first two calls do not "
+        "count"
     )
-    no_wait = "one call holds many steps, and from outside their waits cannot be distinguished"
-    least_steps = 1
+    no_wait = "one call contains many steps, and their waits cannot be measured from outside"
+    min_steps = 1
 
     batches: int = 0
     """Steps per call; 0 if unknown."""
 
     @property
     def unit(self) -> str:
-        """The name of one step: a whole call, unless its number of steps is known."""
+        """What a "step" is called on the page: a whole call, unless U was measured."""
         return "step" if self.rounds else "call"
 
     @property
@@ -499,11 +504,11 @@ class InnerLoop(OwnLoop):
         return self.batches or super().batches_a_pass
 
     def counted(self) -> str:
-        """`5 calls of 50 steps`."""
+        """`5 calls of 50 steps`, or `5 calls`."""
         return f"{self.steps:,} calls{f' of {self.batches:,} steps' if self.batches else ''}"
 
     def _split(self) -> StepSplit:
-        """Rounds of calls with the script's own dataset, and with as many batches in memory."""
+        """Each round has calls with the script's own dataset, and calls with the same number of batches in memory."""
         if not self.rounds:
             return super()._split()
         step_s = self._per_call(_real_s)

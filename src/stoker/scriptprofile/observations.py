@@ -1,4 +1,4 @@
-"""What the watcher observes in a script besides its loops: lines, stages of inputs, functions."""
+"""Observations of the watcher about a script except its loops: lines, stages of inputs, functions."""
 
 from __future__ import annotations
 
@@ -24,11 +24,11 @@ class Place:
 
 
 NOWHERE = Place(file="", line=0)
-"""Used if no line of the user's is known."""
+"""The place if no line of the user's code is known."""
 
 
 def to_place(value: object) -> Place | None:
-    """A place from its JSON form; None if it is unknown."""
+    """Convert JSON to a place; None if the place is unknown."""
     if isinstance(value, (list, tuple)) and len(value) == 2 and value[0]:
         return Place(file=str(value[0]), line=int(value[1]))
     return None
@@ -39,25 +39,25 @@ class Stage:
     """One call that creates a dataset."""
 
     kind: str
-    """The method's name: `map`, `from_generator`."""
+    """Name of the method, e.g. `map` or `from_generator`."""
 
     place: Place
     """The line of the call."""
 
     in_user_code: bool
-    """Whether the user's own code called it, and not Keras or another library."""
+    """Whether the user's own code called it, not Keras or another library."""
 
     arguments: Mapping[str, Any]
-    """Its numeric arguments."""
+    """Its numeric arguments, by name."""
 
     python_calls: tuple[Place, ...]
-    """The line of `tf.py_function` or `tf.numpy_function` inside it."""
+    """The lines of `tf.py_function` and `tf.numpy_function` in its function."""
 
     random: bool
-    """Whether it draws random numbers."""
+    """Whether it uses random numbers."""
 
     element_bytes: int | None
-    """Bytes of one of its elements, if every dimension is known."""
+    """Bytes of one of its elements; None if a dimension is unknown."""
 
     dtypes: tuple[str, ...]
     """Dtypes of the parts of an element."""
@@ -69,12 +69,12 @@ class Stage:
     """Types of the TensorFlow operations in a map's function."""
 
     row_bytes: int | None = None
-    """Bytes per row of an element, if only the number of rows is unknown."""
+    """Bytes per row of an element; known if at most the number of rows is unknown."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Feed:
-    """The Python object that makes the batches of a `fit`."""
+    """The Python object that makes the batches of a `model.fit`."""
 
     kind: str
     """`PyDataset`, `generator` or `DataLoader`."""
@@ -83,10 +83,10 @@ class Feed:
     """Name of its class; empty for a generator."""
 
     place: Place | None
-    """The line of its code."""
+    """The line where its code starts."""
 
     workers: int
-    """`workers` of a PyDataset."""
+    """Argument `workers` of a PyDataset."""
 
     processes: bool
     """Whether its workers are processes instead of threads."""
@@ -101,27 +101,27 @@ class Feed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BatchHook:
-    """What a callback of a `fit` does before or after each batch."""
+    """A callback's method that `model.fit` calls before or after each batch."""
 
     name: str
     """Name of the callback's class."""
 
     hook: str
-    """The method's name: `on_train_batch_end`."""
+    """Name of the method, e.g. `on_train_batch_end`."""
 
     place: Place | None
-    """The first line of its code; None if it is not the user's."""
+    """The first line of its code; None if it is not the user's code."""
 
     step_s: float
-    """Mean seconds per step."""
+    """Mean duration per step, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Node:
-    """A stage as TensorFlow ran it."""
+    """A stage of an input as TensorFlow ran it."""
 
     name: str
-    """TensorFlow's name: `ParallelMapV2`, `MapAndBatch`."""
+    """TensorFlow's name, e.g. `ParallelMapV2` or `MapAndBatch`."""
 
     cpu_s: float
     """CPU time so far, seconds."""
@@ -130,10 +130,11 @@ class Node:
     """Elements produced so far."""
 
     ratio: float
-    """Elements read for each element produced; 0 if that varies."""
+    """Number of elements that it reads for each element that it produces; 0 if this number varies."""
 
     per_output: float
-    """Elements per element of the last interleave or flat_map above it; 1 without one."""
+    """Number of this stage's elements that the nearest interleave or flat_map above needs for one of its own elements;
+    1 if none is above."""
 
     buffered: int
     """Number of buffered elements."""
@@ -142,7 +143,7 @@ class Node:
     """Bytes of the buffered elements."""
 
     parameters: Mapping[str, tuple[float, bool]]
-    """Name -> value, and whether TensorFlow tunes it."""
+    """Parameter -> its value, and whether TensorFlow tunes it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -154,32 +155,32 @@ class Function:
     calls: int
     traces: int
     made: int
-    """Number of tf.functions made of this code."""
+    """Number of tf.function objects created from this code."""
     causes: tuple[Mapping[str, str], ...]
-    """For the first traces: argument -> dtype and shape, or the Python value."""
+    """For each of the first traces: argument -> dtype and shape, or the Python value."""
     trace_s: float
     """Duration of the calls that traced, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstPass:
-    """The first of several passes over a dataset with a cache, which it fills."""
+    """The first of several passes over a dataset with a cache; it fills the cache."""
 
     longer_s: float
-    """Its additional duration compared with a later pass, seconds; for a loop of the user's own, its additional
-    wait for input."""
+    """How much longer it took than a later pass, seconds; for a loop in the user's own code, how much longer it
+    waited for input."""
 
     wall_s: float
-    """Its wall time, seconds."""
+    """Wall time of the pass, seconds."""
 
     away: float
-    """The share of it that other programs on the machine caused."""
+    """Share of the wall time that other programs on the machine caused."""
 
     nodes: tuple[Node, ...]
-    """The stages that TensorFlow ran meanwhile, last one first; empty if unknown."""
+    """The stages that TensorFlow ran during the pass, last stage first; empty if unknown."""
 
     nodes_s: float
-    """From its start until the stages were read, seconds."""
+    """Time from the start of the pass until the stages were read, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -192,35 +193,35 @@ class WallPart:
     place: Place
     wall_s: float
     cpu_s: float
-    """CPU time of all threads meanwhile."""
+    """CPU time of all threads during this wall time."""
     calls: int
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reached:
-    """The operations of a step, and the peak of the device; either may be unknown, with a reason."""
+    """The operations of a step, and the peak of the device. Each may be unknown; a text then says why."""
 
     operations: float | None = None
-    """Floating-point operations of matrix products and convolutions, for one step of
-    `split_step`: forward, backward, and recomputation."""
+    """Floating-point operations of matrix products and convolutions in one step: forward, backward, and
+    recomputation."""
 
     no_operations: str = ""
-    """Why they are unknown."""
+    """Why the operations are unknown."""
 
     notes: tuple[str, ...] = ()
     """How the count may differ from the real operations."""
 
     peak_per_s: float | None = None
-    """Operations per second of the device, with each kind at its own peak."""
+    """Maximum operations per second of the device for this step: each kind of operation runs at its own peak."""
 
     peak_of: str = ""
-    """Kinds and dtype of the measured peak."""
+    """Kinds of operations and dtype of the measured peak."""
 
     no_peak: str = ""
-    """Why it is missing."""
+    """Why the peak is missing."""
 
     on_cpu: str = ""
-    """The operations of the step that are placed on the CPU although a GPU exists; empty: none, or no GPU."""
+    """Message about operations of the step that run on the CPU although a GPU exists; empty if none does."""
 
     def achieved_per_s(self, step_s: float) -> float | None:
         """Operations per second, for a step of this duration."""
@@ -237,4 +238,4 @@ class Reached:
 
 
 BUSY = 0.2
-"""A share `waited` from which on the machine was busy with other work."""
+"""The machine was busy with other work if threads waited for a core for at least this share of their time."""

@@ -1,4 +1,4 @@
-"""The profile of a script as a page."""
+"""The profile of a script as an HTML page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ _ROWS = ("waiting for input", "tf.function", "reading values", "Python")
 _ROWS_OF_FIT = ("step and its input", "Keras, callbacks")
 
 SHOWN_STEPS = 40
-"""Steps of a timeline: more would be too narrow to be visible."""
+"""Maximum number of steps in a timeline: with more, they would be too narrow to be visible."""
 
 
 def page_html(profile: ScriptProfile) -> str:
-    """The profile as a page."""
+    """Return the profile as an HTML page."""
     failed = [element("strong", _sentence(profile.ending()))] if profile.failed else []
     note = profile.note()
     parts = [
@@ -54,7 +54,7 @@ def _findings(profile: ScriptProfile) -> Iterator[Html]:
         yield paragraph(profile.nothing_found())
     yield from map(_finding, profile.findings)
     if profile.minor:
-        yield element("h3", "Seen too, of less weight here")
+        yield element("h3", "Also seen, but with little effect here")
         rows = (
             [each.kind, str(each.place), each.observation, each.change] for each in profile.minor
         )
@@ -75,7 +75,7 @@ def _finding(finding: ScriptFinding) -> Html:
 
 def _loop(loop: Loop, where: str) -> Iterator[Html]:
     split = loop.split
-    counted = f"{loop.counted()}, {loop.passes} whole passes, {loop.rows or '?'} samples a step"
+    counted = f"{loop.counted()}, {loop.passes} whole passes, {loop.rows or '?'} samples per step"
     yield section(
         where[0].upper() + where[1:],
         paragraph(counted, quiet=True),
@@ -97,7 +97,7 @@ def _split(loop: Loop, split: StepSplit) -> Iterator[Html]:
         Bar(label=name, value=part_s, shown=f"{seconds(part_s)}, {percent(part_s / split.step_s)}")
         for name, part_s in split.parts.items()
     ]
-    yield waterfall_of_parts(bars, title="where a step's time goes")
+    yield waterfall_of_parts(bars, title="parts of a step's time")
     if split.busy is None:
         yield paragraph(f"U was not measured: {split.no_busy}.", quiet=True)
     if split.no_wait:
@@ -115,14 +115,14 @@ def _stages(loop: Loop) -> Iterator[Html]:
         for cost in loop.costs
     ]
     if rows:
-        yield element("h3", "Input stages, last one first")
-        yield table(["stage", Code("line"), Number("CPU a sample"), Number("share")], rows)
+        yield element("h3", "Input stages, last stage first")
+        yield table(["stage", Code("line"), Number("CPU per sample"), Number("share")], rows)
 
 
 def _steps(loop: Loop) -> Iterator[Html]:
     if len(loop.timeline) < 2:
         return
-    # The first steps compile, and would leave no space for the others.
+    # The first two steps compile: they are so long that the others would be invisible.
     shown = loop.timeline[2 : 2 + SHOWN_STEPS] or loop.timeline
     spans = [span for step in shown for span in _spans(loop, step)]
     is_fit = isinstance(loop, FitLoop)
@@ -136,7 +136,7 @@ def _spans(loop: Loop, step: tuple[float, float, float, float, float]) -> Iterat
     begin_s, wait_s, call_s, sync_s, period_s = step
     rest_s = max(0.0, period_s - wait_s - call_s - sync_s)
     if isinstance(loop, FitLoop):
-        # Keras's own work for a step comes before the call, and the input is inside it.
+        # Keras's own work for a step comes before the call; the call includes the wait for input.
         yield Span(lane=0, begin_s=begin_s, length_s=call_s)
         yield Span(lane=1, begin_s=begin_s - rest_s, length_s=rest_s)
         return

@@ -15,13 +15,13 @@ from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.utilization import reached_json, reached_rows
 
 GIB = 2**30
-"""Unit: bytes."""
+"""One GiB, bytes."""
 
 BY_SIGNAL = 128
-"""Added to a signal's number in an exit code, as in shells."""
+"""The exit code of a process that a signal ended is this plus the signal's number, as in shells."""
 
 Ending = Literal["itself", "time", "signal"]
-"""The script ended by itself; its time was up; or Stoker received a signal."""
+"""Why the script ended: by itself; because the time of `--seconds` was over; or because Stoker received a signal."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,16 +29,16 @@ class ScriptProfile:
     """One watched run of a command."""
 
     command: tuple[str, ...]
-    """The command."""
+    """The command and its arguments."""
 
     exit_code: int
-    """The command's exit code; 128 plus the signal's number after a signal, as in a shell."""
+    """The command's exit code; 128 plus the signal's number if a signal ended it, as in a shell."""
 
     ended_by: Ending
-    """What ended it."""
+    """What ended the command."""
 
     wall_s: float
-    """Its duration, seconds."""
+    """Duration of the command, seconds."""
 
     tensorflow: str
     """TensorFlow's version; empty if it was not imported."""
@@ -50,39 +50,39 @@ class ScriptProfile:
     """Keras's backend: `tensorflow`, `jax`, `torch`; empty if Keras was not imported."""
 
     gpus: int
-    """GPUs that TensorFlow saw."""
+    """Number of GPUs that TensorFlow saw."""
 
     peak_memory_bytes: int
     """Peak host memory of a single watched process; 0 if none was watched."""
 
     gpu_peak_bytes: tuple[int, ...]
-    """Peak memory of TensorFlow, per GPU, of the process with the highest."""
+    """Peak memory that TensorFlow used on each GPU, in the process with the highest peak."""
 
     gpu_states: tuple[Mapping[str, Any], ...]
-    """NVML's figures of each GPU of this machine, over the whole run: `index`,
-    `name`, means of `utilization`, `power_w` and `clock_mhz`, the maximum of `used_bytes`."""
+    """Figures from NVML for each GPU of this machine over the whole run: `index`, `name`, the means of
+    `utilization`, `power_w` and `clock_mhz`, and the maximum of `used_bytes`."""
 
     loops: tuple[Loop, ...]
-    """Every training line of every process."""
+    """The training loops of all processes."""
 
     findings: tuple[ScriptFinding, ...]
-    """The findings, the one that saves most of the script's time first."""
+    """The finding about device time first, then the others by the share of the script's time that they may save."""
 
     minor: tuple[ScriptFinding, ...]
-    """Findings with little effect here, each with the reason."""
+    """Findings with little effect here, each with the reason for that."""
 
     failures: tuple[str, ...]
     """Errors of the watcher itself, which did not affect the script."""
 
     time_parts: tuple[tuple[str, float], ...] = ()
-    """Wall time of the process that trained most, by part, largest first: name and share."""
+    """Name and share of each part of the wall time, largest first, for the process with most training steps."""
 
     waited: float = 0.0
-    """Of the time that threads of that process needed a core, the share in which another program had
-    it, in [0, 1]."""
+    """Share of the time, in [0, 1], in which threads of that process waited for a core that another program used;
+    the time is that in which they ran or could have run."""
 
     time_lines: tuple[Mapping[str, Any], ...] = ()
-    """The same by line: `kind`, `file`, `line`, `wall_s`, `cpu_s`, `calls`."""
+    """Wall time of that process by line: `kind`, `file`, `line`, `wall_s`, `cpu_s`, `calls`."""
 
     @property
     def failed(self) -> bool:
@@ -90,28 +90,28 @@ class ScriptProfile:
         return self.ended_by == "itself" and self.exit_code != 0
 
     def ending(self) -> str:
-        """How the command ended; an error comes first."""
+        """How the command ended, as a clause."""
         code = f"exit code {self.exit_code}"
         if self.failed:
             number = self.exit_code - BY_SIGNAL
             name = signal.Signals(number).name if number in set(signal.Signals) else ""
-            by = f", as of {name}" if name else ""
-            return f"the script failed: {code}{by}; what follows was seen before that"
+            by = f", from {name}" if name else ""
+            return f"the script failed: {code}{by}; all of the following was seen before that"
         how = {"time": ", ended by --seconds", "signal": ", ended by a signal"}
         return code + how.get(self.ended_by, "")
 
     def note(self) -> str:
-        """Why nothing was observed; empty if something was."""
+        """Why nothing was observed, a clause; empty if something was observed."""
         if not self.loops and self.backend not in ("", "tensorflow"):
             return (
-                f"Keras runs on {self.backend} here, and only TensorFlow's training is watched (unset "
+                f"Keras runs on {self.backend} here, but only training with TensorFlow is watched (unset "
                 "KERAS_BACKEND, or set it to tensorflow)"
             )
         if not self.tensorflow and self.failed:
-            return "it imported no TensorFlow before it failed: nothing was measured"
+            return "it failed before it imported TensorFlow: nothing was measured"
         if not self.tensorflow:
             return (
-                "no TensorFlow was imported (or Python was started with -E, -I or -S, which hides "
+                "TensorFlow was not imported (or Python was started with -E, -I or -S, which disables "
                 "the watcher)"
             )
         if not self.loops and self.failed:
@@ -125,24 +125,26 @@ class ScriptProfile:
         several = len({each.pid for each in self.loops}) > 1
         process = f" (process {loop.pid})" if several else ""
         same = [each for each in self.loops if (each.place, each.pid) == (loop.place, loop.pid)]
-        # For example a model for each fold, or for each trial of a search.
+        # Several loops in one line train different models, e.g. one for each fold or each trial of a search.
         model = f" of {loop.model['name']}" if len(same) > 1 and "name" in loop.model else ""
         return f"{loop.title} in {loop.place}{model}{process}"
 
     def nothing_found(self) -> str:
         """The text for a script without a finding."""
         if self.minor:
-            return "Nothing that was looked for costs enough here to be a finding."
-        return "Nothing that was looked for was found."
+            return "None of the known causes costs enough time here to be a finding."
+        return "None of the known causes of slow training was found."
 
     def machine(self) -> list[tuple[str, str]]:
-        """Rows about MFU, memory and GPUs: name and figure."""
+        """Rows about MFU, device time, wall time, memory and GPUs: name and figure."""
         rows = []
         if self.time_parts:
             shares = ", ".join(f"{name} {share:.0%}" for name, share in self.time_parts)
             rows.append(("wall time", shares))
         if self.waited >= BUSY:
-            waited = f"{self.waited:.0%} of the time that this process's threads wanted to run they waited"
+            waited = (
+                f"threads of this process waited for a core for {self.waited:.0%} of their time"
+            )
             rows.append(("the machine was busy with other work", waited))
         if self.peak_memory_bytes:
             rows.append(("memory", f"{self.peak_memory_bytes / GIB:.2f} GiB, a process's peak"))
@@ -157,7 +159,7 @@ class ScriptProfile:
         return [*reached_rows(self.loops), *_device_rows(self.loops), *rows]
 
     def to_json(self) -> dict[str, Any]:
-        """For `--json` and profile.json; times in seconds, shares in [0, 1]."""
+        """Return the content of `--json` and profile.json; times in seconds, shares in [0, 1]."""
         return {
             "command": list(self.command),
             "exit_code": self.exit_code,
@@ -185,12 +187,12 @@ class ScriptProfile:
         }
 
     def shown_command(self) -> str:
-        """The command in the form that a shell takes."""
+        """The command in the syntax of a shell."""
         return shlex.join(self.command)
 
 
 def _device_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
-    """The lines about device time for the user: the largest class first."""
+    """Rows about device time for the user; in each, the largest kernel class comes first."""
     for loop in loops:
         if loop.device is not None:
             shares = sorted(loop.device.rows(), key=lambda row: -row[1])

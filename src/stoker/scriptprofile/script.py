@@ -1,4 +1,4 @@
-"""Runs a command like its user, and reads what the watcher inside it has observed."""
+"""Runs the user's command with the watcher inside it, and reads the observations of the watcher."""
 
 from __future__ import annotations
 
@@ -23,17 +23,17 @@ from stoker.scriptprofile.rules.wall_rules import parts_json, shown_parts
 from stoker.scriptprofile.utilization import with_reached
 
 WATCHER = Path(__file__).resolve().parent / "watcher"
-"""File that Python runs at its start; see `watcher/sitecustomize.py`."""
+"""Folder with the watcher; Python runs its `sitecustomize.py` when it starts."""
 
 FOLDER_VARIABLE = "STOKER_WATCH_FOLDER"
-"""Environment variable with the watcher's folder."""
+"""Environment variable with the folder to which the watcher writes."""
 
 FACTS_S = 1.5
-"""Longest wait for a script's facts before it is ended, seconds: the watcher checks for the request 5 times a
+"""Maximum wait for the facts of a script before it is ended, seconds. The watcher checks for the request 5 times per
 second, but Python may be in a long call."""
 
 GRACE_S = 10.0
-"""Time from SIGTERM to SIGKILL, seconds: a script may save something."""
+"""Time from SIGTERM to SIGKILL, seconds, in which a script may save its work."""
 
 POLL_S = 0.05
 """Interval between two checks for the facts, seconds."""
@@ -53,17 +53,17 @@ def profile_script(
     Args:
         command: Argument vector, e.g. `["python", "train.py"]`.
         folder: The watcher writes to a hidden folder in it, which is removed at the end.
-        seconds: Time limit; None or 0: it runs to its end.
-        stdout: File descriptor for the command's output; by default ours.
+        seconds: Time limit of the command; None or 0: none.
+        stdout: File descriptor for the command's output; by default the output of this process.
         grace_s: Time from SIGTERM to SIGKILL, seconds.
-        mfu: Count the operations of its steps after its end, and measure the device's peak:
-            some 10 seconds, if there is a step to count.
+        mfu: After the command's end, count the operations of its steps and measure the device's peak. This takes
+            some 10 seconds if a step was recorded.
 
     Returns:
-        The profile; a failure of the command is its exit code, not an exception.
+        The profile. If the command fails, its exit code shows it; no exception is raised.
 
     Raises:
-        UserError: the command cannot be started, or the folder not be written.
+        UserError: the command cannot be started, or the folder cannot be written.
     """
     with writable(folder, what="the folder", fix="Write elsewhere with --out DIR."):
         folder.mkdir(parents=True, exist_ok=True)
@@ -128,7 +128,7 @@ def _run(
     stdout: int | None,
     grace_s: float,
 ) -> tuple[int, Ending]:
-    """Run the command; return its exit code, and what ended it."""
+    """Run the command; return its exit code, and what ended it; the code is 0 if its time was over."""
     child = _start(command, facts, stdout=stdout)
     signaled = False
 
@@ -149,7 +149,7 @@ def _run(
     finally:
         child.kill()
         child.wait()
-    # It was ended here: that is not its own failure.
+    # Stoker ended the command, so its exit code is not a failure.
     return 0, "time"
 
 
@@ -163,7 +163,7 @@ def _start(command: Sequence[str], facts: Path, *, stdout: int | None) -> Child:
     environment["PYTHONPATH"] = os.pathsep.join([str(WATCHER), *([theirs] if theirs else [])])
     environment[FOLDER_VARIABLE] = str(facts)
     try:
-        # Its child processes may continue after its end, as without the profiler.
+        # Child processes of the command may continue after its end, as they would without the profiler.
         return Child(
             command[0],
             command,
@@ -173,7 +173,7 @@ def _start(command: Sequence[str], facts: Path, *, stdout: int | None) -> Child:
         )
     except OSError as error:
         raise UserError(
-            f"{command[0]} must be a program that can be started",
+            f"{command[0]} must be a program that can be run",
             got=Plain(error.strerror or str(error)),
             fix=_how_to_start(command[0]),
         ) from error
@@ -183,8 +183,8 @@ def _how_to_start(program: str) -> str:
     if program.endswith(".py"):
         return f"Write `stoker profile -- python {program}`."
     if shutil.which("python") is None and program == "python":
-        return "`python` is not on the PATH: write python3, or a path."
-    return "Check its name, and the PATH."
+        return "`python` is not on the PATH: write python3, or the path of an interpreter."
+    return "Check the program's name, and the PATH."
 
 
 def _request_facts(facts: Path) -> None:
@@ -196,5 +196,5 @@ def _request_facts(facts: Path) -> None:
     while time.monotonic() < until_s:
         if all((facts / f"wanted-{pid}").exists() for pid in watched):
             return
-        # The watcher's own thread polls the folder: it sends no notification.
+        # Poll: the watcher's thread writes a file, and sends no other notification.
         time.sleep(POLL_S)

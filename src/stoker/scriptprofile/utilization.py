@@ -1,7 +1,7 @@
-"""Model FLOP utilization of a script's step: its operations per second, divided by the device's peak.
+"""Model FLOP utilization (MFU) of a script's step: its operations per second, divided by the device's peak.
 
-A step's operations are counted, and the peak is measured, in a separate process after the script's end
-(`counting`), so that the script is not disturbed; this module writes the request and reads the answer.
+To leave the script undisturbed, a separate process (`counting`) counts the operations of a step and measures the peak
+after the script's end. This module writes the request for this process and reads its answer.
 """
 
 from __future__ import annotations
@@ -24,24 +24,24 @@ from stoker.scriptprofile.loops import Loop
 from stoker.scriptprofile.observations import Reached
 
 PEAK_S = 4.0
-"""Time for the peak of one dtype, seconds: enough for a few rounds of each size."""
+"""Time for measuring the peak of a dtype, seconds: enough for a few rounds of each matrix size."""
 
 LONGEST_S = 120.0
-"""Time limit for counting and the peak together, seconds, including TensorFlow's start."""
+"""Time limit of the counting process, seconds: TensorFlow's start, the counting, and the peak."""
 
 NO_GRAPH = "U was not measured, so the graph of the step was not kept"
-"""Why nothing was counted."""
+"""Default reason why no operations were counted."""
 
 
 def with_reached(
     processes: Sequence[WatchedProcess], facts: Path, *, peak_s: float = PEAK_S
 ) -> list[WatchedProcess]:
-    """Return the processes and their loops with the rates that they reached.
+    """Return the processes with `reached` and the device times of their loops filled in.
 
     Args:
-        processes: The one that trained most first: its devices are measured.
-        facts: The watcher's folder.
-        peak_s: Time for the peak of one dtype, seconds.
+        processes: The watched processes, sorted by training steps, descending: only the first is measured.
+        facts: The folder to which the watcher wrote.
+        peak_s: Time for measuring the peak of a dtype, seconds.
     """
     found: list[WatchedProcess] = []
     for number, process in enumerate(processes):
@@ -56,23 +56,24 @@ def with_reached(
 
 
 def _unknown(loop: Loop) -> Loop:
-    """A loop without a request."""
+    """Return a loop whose step was not counted, with the reasons."""
     why = str(loop.trace.get("why", ""))
     return replace(loop, reached=Reached(no_operations=_why(loop)), no_device=why)
 
 
 def _why(loop: Loop) -> str:
     if "graph" in loop.step:
-        return "it is counted for the process that trained most"
+        return "it is counted only for the process with most training steps"
     return str(loop.step.get("why", NO_GRAPH))
 
 
 def _count(
     process: WatchedProcess, loops: Sequence[Loop], facts: Path, *, peak_s: float
 ) -> list[Loop]:
-    """The loops with the results of the counting process, or the reason why it has none."""
+    """Return the loops with the results of the counting process, or with the reason why they are missing."""
     if find_spec("tensorflow") is None:
-        return [_failed(loop, "TensorFlow is not installed next to Stoker") for loop in loops]
+        why = "TensorFlow is not installed in Stoker's environment"
+        return [_failed(loop, why) for loop in loops]
     request = facts / "counting.json"
     answer = facts / "counted.json"
     steps = [
@@ -111,16 +112,16 @@ def _answered(loop: Loop, figures: dict[str, Any]) -> Loop:
 
 
 def _run(request: Path, answer: Path) -> str:
-    """Run the counting process to its end; return why it has no answer."""
+    """Run the counting process to its end; return why it gave no answer, or ""."""
     command = [sys.executable, "-m", "stoker.scriptprofile.counting", str(request), str(answer)]
     log = answer.with_suffix(".log")
-    # In a separate session: Ctrl-C ends the counting, and the profile is kept.
+    # The process has a session of its own, so Ctrl-C ends only the counting, and the profile is kept.
     child = Child("the counting of operations", command, ProcessOptions(output=log))
     with heard((signal.SIGINT, signal.SIGTERM, signal.SIGHUP), lambda _: child.kill()):
         if not child.end(LONGEST_S):
-            return f"to count its operations took more than {LONGEST_S:.0f} seconds"
+            return f"counting its operations took more than {LONGEST_S:.0f} seconds"
     if (child.code or 0) < 0:
-        return "the counting of its operations was ended"
+        return "a signal ended the counting of its operations"
     if child.code or not answer.is_file():
         printed = last_line(log) or "it printed nothing"
         return f"the counting of its operations failed: {printed[:200]}"
@@ -128,7 +129,7 @@ def _run(request: Path, answer: Path) -> str:
 
 
 def reached_json(loop: Loop) -> dict[str, Any]:
-    """For profile.json."""
+    """Return the part of profile.json about a loop's MFU."""
     split, reached = loop.split, loop.reached
     if split is None or reached is None:
         return {"mfu": None, "mfu_not_measured": "too few steps were measured" if reached else ""}
@@ -144,7 +145,7 @@ def reached_json(loop: Loop) -> dict[str, Any]:
 
 
 def reached_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
-    """Rows for the user: a name, and the figure or the reason why it is missing."""
+    """Yield a row about each loop's MFU for the user: a name, and the figure or why it is missing."""
     for loop in loops:
         split, reached = loop.split, loop.reached
         if split is None or reached is None:
@@ -154,7 +155,7 @@ def reached_rows(loops: Sequence[Loop]) -> Iterator[tuple[str, str]]:
         if mfu is not None and achieved is not None and reached.peak_per_s is not None:
             rates = f"{_giga(achieved)} of {_giga(reached.peak_per_s)} GFLOP/s"
             notes = "".join(f"; {note}" for note in reached.notes)
-            yield name, f"{100 * mfu:.2g}%: {rates} that {reached.peak_of} reach here{notes}"
+            yield name, f"{100 * mfu:.2g}%: {rates}, the peak of {reached.peak_of} here{notes}"
         else:
             yield name, f"not measured: {reached.why_none()}"
 

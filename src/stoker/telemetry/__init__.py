@@ -1,1 +1,1 @@
-"""What is measured, and the files and pages to which it is written; without TensorFlow."""
+"""All metrics, and the files and pages to which they are written; it does not import TensorFlow."""

@@ -1,4 +1,4 @@
-"""Reads the account of a run's wall time, the file that `RunTime` keeps up to date."""
+"""Reads the account of a run's wall time: a JSON file that `RunTime` keeps up to date."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from stoker.telemetry.processes import Moment
 from stoker.telemetry.wall_time import NAMES
 
 FORMAT = 1
-"""Of the file; a reader refuses others."""
+"""Version of the file format; a reader refuses other versions."""
 
 
 def read_earlier(path: Path | None) -> dict[str, Any]:
-    """Return the account of a run's earlier processes; an empty one if there is none that can be read."""
+    """Return the account of a run's earlier processes; an empty account if it does not exist or cannot be read."""
     nothing: dict[str, Any] = {
         "parts": dict.fromkeys(NAMES, 0.0),
         "processes": 0,
@@ -38,11 +38,11 @@ def read_earlier(path: Path | None) -> dict[str, Any]:
 def read_account(path: Path) -> dict[str, Any]:
     """Return the account of a run: its parts, processes, restarts and waits.
 
-    The last four entries are missing from files of earlier versions: they count as zero.
+    Files of earlier versions of Stoker lack `waiting_s`, `restarts`, `alive` and `end`: they count as empty.
 
     Raises:
         OSError: The file cannot be read.
-        ValueError: Its content is cut or damaged, or has the format of a later version.
+        ValueError: Its content is incomplete or damaged, or has the format of another version.
     """
     try:
         return _checked(json.loads(path.read_text()))
@@ -73,13 +73,13 @@ def _moment(*, unix_s: Any, boot: Any, boot_s: Any) -> Moment:
 
 def _seconds(value: Any) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError("seconds are a number")
+        raise TypeError("seconds must be a number")
     if not math.isfinite(value) or value < 0:
-        raise ValueError("seconds are finite and not negative")
+        raise ValueError("seconds must be finite and not negative")
     return float(value)
 
 
 def _count(value: Any) -> int:
     if isinstance(value, bool) or not isinstance(value, int) or value < 0:
-        raise TypeError("a count is a whole number")
+        raise TypeError("a count must be a whole number that is not negative")
     return value

@@ -1,7 +1,7 @@
-"""The text format of Prometheus, version 0.0.4.
+"""Writes metrics in the text format of Prometheus, version 0.0.4.
 
-prometheus-client cannot write the metrics of TensorFlow Serving: it adds `_total` to the name of every counter.
-Source: prometheus.io, "Text-based format".
+The library prometheus-client cannot write the metrics of TensorFlow Serving: it adds `_total` to the name of every
+counter. Source: prometheus.io, "Text-based format".
 """
 
 from __future__ import annotations
@@ -33,11 +33,11 @@ def label_text(labels: Labels) -> str:
 
 
 def family(metric: Metric, samples: Mapping[Sequence[str], float]) -> list[str]:
-    """Return the lines of a counter or gauge: none without a sample.
+    """Return the lines of a counter or gauge; no lines if it has no samples.
 
     Args:
-        metric: of the catalogue.
-        samples: values of its labels, in the order of `metric.labels` -> number.
+        metric: The metric, from the catalogue.
+        samples: Values of the labels, in the order of `metric.labels` -> number.
     """
     if not samples:
         return []

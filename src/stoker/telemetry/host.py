@@ -1,4 +1,4 @@
-"""Memory, load and disk of this machine: what alerts need if no node_exporter runs."""
+"""Writes metrics of this machine's memory, load, cores and disk, for alerts if no node_exporter runs."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ _KIB = 1 << 10
 
 
 def host_families(folder: Path) -> list[list[str]]:
-    """Return the lines of each metric; one that the system does not report is absent.
+    """Return the lines of each metric that the system reports.
 
     Args:
-        folder: its file system is reported; absent until the folder exists.
+        folder: A folder on the file system to report; the metrics of the disk are left out until it exists.
     """
     memory = _memory()
     found = [
@@ -44,7 +44,7 @@ def _one(value: float | None) -> dict[Sequence[str], float]:
 
 
 def _memory() -> dict[str, float]:
-    """Bytes by the kernel's names, from /proc/meminfo."""
+    """Return the content of /proc/meminfo: the kernel's name of a value -> bytes."""
     try:
         lines = _MEMINFO.read_text().splitlines()
     except OSError:

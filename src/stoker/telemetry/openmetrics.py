@@ -1,7 +1,7 @@
 """Converts Prometheus' text format to OpenMetrics 1.0 without changing the name of any metric.
 
-OpenMetrics demands that the samples of a counter end in `_total`. A counter without that end, as TensorFlow
-Serving's have, is of type `unknown` here; so are its counters that do end in it, so that all are alike.
+OpenMetrics requires that the names of a counter's samples end with `_total`. TensorFlow Serving has counters without
+this ending, so all of its counters get the type `unknown` here, even the few with the ending.
 
 Source: OpenMetrics specification 1.0, sections 4.1 (text format) and 5.1 (metric types).
 """
@@ -14,16 +14,16 @@ CONTENT_TYPE = "application/openmetrics-text; version=1.0.0; charset=utf-8"
 """Content type of the answer to a scrape."""
 
 END = "# EOF"
-"""Last line."""
+"""Last line of a text in OpenMetrics."""
 
 _TOTAL = "_total"
 
 
 def as_openmetrics(lines: Iterable[str]) -> Iterator[str]:
-    """Yield the lines in OpenMetrics, except the last one, `END`.
+    """Yield the lines in the format OpenMetrics, without the last line `END`.
 
     Args:
-        lines: lines in the text format of Prometheus, each without its end.
+        lines: Lines in the text format of Prometheus, without line breaks.
     """
     for line in lines:
         if line.startswith("# "):
@@ -46,7 +46,7 @@ def _header(line: str) -> str:
 
 
 def _bucket(line: str) -> str:
-    """Write the bucket's bound as a float: `10` is `10.0`."""
+    """Write the bound of a histogram's bucket as a float: `10` becomes `10.0`."""
     begin, mark, end = line.rpartition('le="')
     bound, quote, rest = end.partition('"')
     if not mark or not bound.isdigit():

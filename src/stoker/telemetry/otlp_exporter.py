@@ -1,4 +1,4 @@
-"""Which of OpenTelemetry's exporters the environment names; needs the extra `otel`."""
+"""Finds the OpenTelemetry exporter that the environment names; it needs the extra `otel`."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def exporter_module(signal: Literal["metric", "trace"]) -> Any:
         )
     except ImportError as error:
         raise ConfigError(
-            f"{_ANY}={protocol} needs an exporter that the extra 'otel' brings",
+            f"{_ANY}={protocol} needs an exporter that the extra 'otel' installs",
             got=Plain(str(error)),
             fix="Run `pip install 'stoker[otel]'`.",
         ) from error

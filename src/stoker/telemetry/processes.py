@@ -1,4 +1,4 @@
-"""Identifies processes across reboots and changes of the clock: when one was alive, and whether it still is."""
+"""Identifies processes and moments across reboots and changes of the clock."""
 
 from __future__ import annotations
 
@@ -16,26 +16,26 @@ _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Moment:
-    """An instant, by two clocks."""
+    """A point in time on two clocks."""
 
     unix_s: float
-    """Time of day, seconds since 1970; it may be changed."""
+    """Time of day, seconds since 1970; this clock may be set."""
 
     boot: str
-    """ID of the boot; "" if it is unknown."""
+    """ID of the machine's boot; "" if unknown."""
 
     boot_s: float
-    """Seconds since the boot; this clock is never changed."""
+    """Seconds since the boot; this clock cannot be set."""
 
     def since(self, earlier: Moment) -> float:
-        """Return the seconds since an earlier moment; the time of day is used only after another boot."""
+        """Return the seconds since an earlier moment; the time of day is used only if the machine was booted between."""
         if self.boot and self.boot == earlier.boot:
             return max(0.0, self.boot_s - earlier.boot_s)
         return max(0.0, self.unix_s - earlier.unix_s)
 
 
 def now() -> Moment:
-    """Return the current instant."""
+    """Return the current moment."""
     return Moment(
         unix_s=time.time(), boot=boot_id(), boot_s=time.clock_gettime(time.CLOCK_BOOTTIME)
     )
@@ -43,7 +43,7 @@ def now() -> Moment:
 
 @functools.cache
 def boot_id() -> str:
-    """Return the ID of the boot; "" if the system has none."""
+    """Return the ID of the machine's current boot; "" if the system has none."""
     try:
         return _BOOT_ID.read_text().strip()
     except OSError:
@@ -51,7 +51,7 @@ def boot_id() -> str:
 
 
 def end_of(error: BaseException | None) -> str:
-    """Return how a process ends, as a label: `done`, `preempted`, `error` or `failed`."""
+    """Return how a process ends with this error, as a label: `done`, `preempted`, `error` or `failed`."""
     if error is None:
         return "done"
     if isinstance(error, Preempted | KeyboardInterrupt):
@@ -61,29 +61,29 @@ def end_of(error: BaseException | None) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProcessId:
-    """A process, distinguished from later ones with the same process ID."""
+    """Identifies a process, even if a later process gets the same process ID."""
 
     host: str
     boot: str
     pid: int
     started: str
-    """Its start in clock ticks since boot."""
+    """Start of the process in clock ticks since boot; "" if unknown."""
 
     def is_gone(self) -> bool:
-        """Return whether it has ended; False if only another host can know."""
+        """Return whether the process has ended; False if it runs on another host, since this host cannot know."""
         if self.host != socket.gethostname():
             return False
         return self.boot != boot_id() or self.started != _started(self.pid)
 
 
 def this_process() -> ProcessId:
-    """Return this process."""
+    """Return the identity of this process."""
     pid = os.getpid()
     return ProcessId(host=socket.gethostname(), boot=boot_id(), pid=pid, started=_started(pid))
 
 
 def _started(pid: int) -> str:
-    """Return field 22 of proc(5)'s stat; "" if the process does not exist or is a zombie."""
+    """Return the start time of a process (stat, field 22, in proc(5)); "" if it does not exist or is a zombie."""
     try:
         # The second field is the program's name, which may contain spaces and parentheses.
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()

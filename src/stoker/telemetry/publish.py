@@ -1,6 +1,6 @@
-"""Publishes a run's newest metrics: on a port, in a file for node_exporter, or to a collector by OTLP.
+"""Publishes a run's newest metrics: on a port, in a file for node_exporter, or through OTLP to a collector.
 
-It never ends or delays training: a failure is one warning.
+A failure never ends or delays training; it only causes a warning.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from stoker.telemetry.writers.live import LiveMetrics
 _LOG = logging.getLogger(__name__)
 
 PATH = "/metrics"
-"""Path of the metrics for a scrape."""
+"""Path of the page that Prometheus scrapes."""
 
 REUSE_S = 0.1
-"""Shortest time between two collections of the metrics, seconds: many scrapes must not slow down training."""
+"""Minimum time between two collections of the metrics, seconds: many scrapes must not slow down training."""
 
 TEXTFILE_EVERY_S = 5.0
 """Interval between two writes of the textfile, seconds."""
@@ -43,13 +43,13 @@ class Destinations:
     """The folder `runs`, in which Prometheus looks for targets."""
 
     port: int | None = None
-    """Port; 0: a free one; None: none."""
+    """Port to listen on; 0: any free port; None: metrics are not served."""
 
     host: str = "127.0.0.1"
     """IPv4 address to listen on."""
 
     textfile: Path | None = None
-    """File for node_exporter."""
+    """File for node_exporter; None: no file is written."""
 
 
 @contextlib.contextmanager
@@ -60,8 +60,8 @@ def offered(
 
     Args:
         live: The metrics.
-        where: Port and textfile.
-        environ: With OpenTelemetry's variables.
+        where: Port and file.
+        environ: Environment; OpenTelemetry's variables in it say whether and where to send metrics.
     """
     with contextlib.ExitStack() as held:
         if where.port is not None:
@@ -89,14 +89,14 @@ def _serve(live: LiveMetrics, where: Destinations, held: contextlib.ExitStack) -
     try:
         held.enter_context(published(where.runs, live.info.run, address))
     except OSError as error:
-        _LOG.warning("Prometheus does not find this run by itself, training goes on: %s", error)
+        _LOG.warning("Prometheus does not find this run automatically, training goes on: %s", error)
 
 
 @contextlib.contextmanager
 def _in_textfile(live: LiveMetrics, path: Path) -> Iterator[None]:
-    """Rewrite the file regularly; remove it at the end, or node_exporter would show it forever."""
+    """Write the file regularly; remove it at the end, because node_exporter would otherwise report it forever."""
     over, failures = threading.Event(), DiskFailures(str(path))
-    # node_exporter reads `*.prom` only.
+    # node_exporter reads only files named `*.prom`, so it ignores this one.
     made = path.with_name(f".{path.name}.tmp")
 
     def keep() -> None:
@@ -105,7 +105,7 @@ def _in_textfile(live: LiveMetrics, path: Path) -> Iterator[None]:
                 return
             with failures:
                 path.parent.mkdir(parents=True, exist_ok=True)
-                # As in a scrape, a name that is not valid Unicode must not break the other metrics.
+                # As in a scrape, a name that is not valid Unicode must not prevent the other metrics.
                 made.write_bytes(live.text().encode(errors="replace"))
                 os.replace(made, path)
             if over.wait(TEXTFILE_EVERY_S):

@@ -1,4 +1,4 @@
-"""Facts of a run that are the same in all of its series: the labels of `stoker_run_info`."""
+"""Facts about a run that do not change during the run: the labels of `stoker_run_info`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 from stoker.core.git_repository import git_commit
 
 MAX_CHARS = 128
-"""Longest value of a label."""
+"""Maximum length of a label's value, characters."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -22,34 +22,34 @@ class RunInfo:
     """ID of the run."""
 
     experiment: str
-    """Name in stoker.yaml."""
+    """Name of the experiment in stoker.yaml."""
 
     user: str = ""
-    """`STOKER_USER`, else the user of the process."""
+    """Value of the environment variable `STOKER_USER`; by default the user of the process."""
 
     team: str = ""
-    """`STOKER_TEAM`."""
+    """Value of the environment variable `STOKER_TEAM`."""
 
     cluster: str = ""
-    """`STOKER_CLUSTER`."""
+    """Value of the environment variable `STOKER_CLUSTER`."""
 
     git_commit: str = ""
     """Commit of the experiment's folder; empty outside a repository."""
 
     def labels(self) -> tuple[str, ...]:
-        """Return the values of `stoker_run_info`, in the catalogue's order, as valid Unicode."""
+        """Return the values of the labels of `stoker_run_info`, in the catalogue's order, as valid Unicode."""
         values = (self.run, self.experiment, self.user, self.team, self.cluster, self.git_commit)
         return tuple(value[:MAX_CHARS].encode(errors="replace").decode() for value in values)
 
 
 def run_info(run: str, experiment: str, *, folder: Path, environ: Mapping[str, str]) -> RunInfo:
-    """Return the facts of a run of this process.
+    """Return the facts about a run that this process trains.
 
     Args:
         run: ID of the run.
-        experiment: Its name.
-        folder: The experiment's folder.
-        environ: Environment of the process.
+        experiment: Name of the experiment.
+        folder: Folder of the experiment.
+        environ: Environment of this process.
     """
     return RunInfo(
         run=run,
@@ -65,5 +65,5 @@ def _user() -> str:
     try:
         return getpass.getuser()
     except (OSError, KeyError):
-        # A container's user without a name.
+        # In a container, the user may have no name.
         return str(os.getuid())

@@ -1,9 +1,8 @@
-"""The wall time of a run over all of its processes, stored in a file.
+"""Adds up the wall time of a run over all of its processes, and stores it in a file.
 
-A thread writes the file once a second, so that a killed process has recorded where its time went,
-up to a second before its end. Each write overwrites the file in place and is not flushed to the disk: a
-power cut can lose only this account, no work. A truncated or damaged file is ignored: the run's
-account then begins with this process.
+A thread writes the file once a second, so even a killed process has recorded its time, except for the last second.
+Each write overwrites the file in place and is not flushed to the disk: a power cut can lose this account, but no work.
+If the file is incomplete or damaged, it is ignored, and the run's account begins with this process.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ from stoker.telemetry.processes import Moment, end_of, now
 from stoker.telemetry.wall_time import NAMES, REPEATED, STEPS, WallTime, goodput
 
 WRITE_EVERY_S = 1.0
-"""Pause between two writes of the file."""
+"""Pause between two writes of the file, seconds."""
 
 KILLED = "killed"
-"""Cause of a restart if the earlier process had no time to record its end."""
+"""Cause of a restart if the earlier process did not record its end."""
 
 FILE_BYTES = 4096
-"""Size of the file: values are padded with spaces, so that each write covers the previous one."""
+"""Size of the file, bytes: its content is padded with spaces, so that each write covers the previous one."""
 
 
 class RunTime:
@@ -43,8 +42,8 @@ class RunTime:
         """Read the account of earlier processes.
 
         Args:
-            wall: This process's parts; by default a new account that begins now.
-            path: The run's file; None: nothing is stored.
+            wall: The wall time of this process; by default, it begins now.
+            path: File of the run; None: nothing is stored.
         """
         self.wall = wall or WallTime()
         self._path = path
@@ -61,7 +60,7 @@ class RunTime:
         if before["processes"]:
             self._follow(before["alive"], before["end"])
         self._first: tuple[int, float, float] | None = None
-        # Until training starts, the last process's step remains valid: a second kill must not lose it.
+        # Until training starts, keep the step of the last process: if this process is killed, it must not be lost.
         self._step, self._done = self._last_step, 0
         self._over = threading.Event()
         self._file = -1
@@ -70,7 +69,7 @@ class RunTime:
     def begin(self, step: int) -> None:
         """Record that training starts, or resumes, after this many steps.
 
-        Work that the previous process did after that step is lost, and is repeated.
+        The work that the previous process did after this step is lost and is done again.
         """
         lost = max(0, self._last_step - step)
         if lost and self._last_step:
@@ -82,15 +81,15 @@ class RunTime:
         self._step = step
 
     def stepped(self, steps: int, wall_s: float, *, step: int, wait_s: float, first: bool) -> None:
-        """Record a call of steps.
+        """Record a call that ran some steps.
 
         Args:
-            steps: How many.
-            step: Total steps done.
+            steps: Number of steps in the call.
             wall_s: Duration of the call, seconds.
-            wait_s: The part of it that waited for input.
-            first: Whether a program was compiled during the call: its time counts as `compile` until a
-                later call shows how much of it was steps.
+            step: Total number of steps done so far.
+            wait_s: Time that the call waited for input, seconds.
+            first: Whether a program was compiled during the call. All of its time counts as `compile`, until a
+                later call shows how long its steps took.
         """
         self._step = step
         self._done += steps
@@ -103,7 +102,7 @@ class RunTime:
             self.settle(wall_s / steps, waiting=wait_s / wall_s if wall_s else 0.0)
 
     def went_back(self, step: int) -> None:
-        """Record that the run went back to an earlier step: later steps are repeated."""
+        """Record that the run went back to an earlier step: the steps after it are done again."""
         lost = max(0, self._step - step)
         if lost and self._done:
             part = min(1.0, lost / self._done)
@@ -114,11 +113,11 @@ class RunTime:
         self._step = step
 
     def settle(self, step_s: float, *, waiting: float) -> None:
-        """Split the first call into `compile`, steps, and `data`, which is its further wait for input.
+        """Split the time of a call with `first` into `steps`, `data` (its additional wait for input), and `compile`.
 
         Args:
             step_s: Time of a step, seconds.
-            waiting: The share of it that waits for input.
+            waiting: The share of a step's time that waits for input.
         """
         first, self._first = self._first, None
         if first is not None:
@@ -131,11 +130,11 @@ class RunTime:
 
     @property
     def goodput(self) -> float | None:
-        """The share of the run's wall time, over all its processes, in steps that count."""
+        """The share of the run's wall time in steps that did not have to be repeated, over all its processes."""
         return goodput(self._of_run())
 
     def report(self) -> dict[str, Any]:
-        """The parts of this process and of the run so far, as JSON values."""
+        """The account of this process and of the run so far, as JSON values."""
         process, run = self.wall.parts(), self._of_run()
         return {
             "process": {
@@ -178,8 +177,8 @@ class RunTime:
             self._file = -1
 
     def _follow(self, alive: Moment | None, end: str) -> None:
-        """Count the restart, and the time since the earlier process was last seen."""
-        # A process that recorded no end was killed, or its machine was lost.
+        """Count a restart, and the time since the earlier process was last alive."""
+        # If the earlier process recorded no end, it was killed, or its machine failed.
         cause = end or KILLED
         self._restarts[cause] = self._restarts.get(cause, 0) + 1
         if alive is not None:
@@ -198,9 +197,11 @@ class RunTime:
         if own_incarnation() is None:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
             if os.fstat(self._file).st_size > FILE_BYTES:
-                os.ftruncate(self._file, 0)  # damaged: a write would not cover it
+                os.ftruncate(
+                    self._file, 0
+                )  # the file is damaged, and a write would not cover all of it
             return
-        # A job always gets a new file: an earlier start may have the old one open.
+        # In a job, always create a new file: an earlier start of the job may still have the old file open.
         made = path.with_name(f".{path.name}.tmp")
         self._file = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
         self._write()
@@ -230,16 +231,16 @@ class RunTime:
 
 
 def seconds_of_run(report: Mapping[str, Any]) -> dict[str, float]:
-    """Part -> seconds, over all processes of the run; missing parts are 0."""
+    """Return part -> seconds over all processes of the run; a part that the report does not have is 0."""
     return {name: float(report["run"]["parts"].get(name, 0.0)) for name in NAMES}
 
 
 def until_now(report: Mapping[str, Any], wall: WallTime) -> dict[str, Any]:
-    """Return a report of this process, extended by the time since it was made.
+    """Return a report with the time that has passed since it was made added.
 
     Args:
-        report: From `RunTime.report`, made in this process.
-        wall: Of the same process.
+        report: A report that `RunTime.report` made in this process.
+        wall: The wall time of this process.
     """
     process, before = wall.parts(), report["process"]["parts"]
     own = report["process"]

@@ -1,4 +1,4 @@
-"""Answers scrapes of one process over HTTP, in its own threads."""
+"""An HTTP server that answers scrapes of a process's metrics in threads of its own."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from stoker.telemetry.exposition import CONTENT_TYPE
 _log = logging.getLogger(__name__)
 
 TIMEOUT_S = 10.0
-"""A client that sends or reads nothing for this long is disconnected, seconds."""
+"""Time after which a client that sends or reads nothing is disconnected, seconds."""
 
 MAX_CLIENTS = 64
-"""Most connections at a time, a thread each; further ones are closed at once."""
+"""Maximum number of connections at the same time, each with a thread; further connections are closed immediately."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Page:
-    """One path of a server."""
+    """The answer to requests for one path of a server."""
 
     content: Callable[[], str]
-    """Builds the body; several threads may call it at once."""
+    """Builds the body; if `reuse_s` is 0, several threads may call it at the same time."""
 
     content_type: str = CONTENT_TYPE
 
     reuse_s: float = 0.0
-    """The body is cached for this long, seconds, however many clients request it."""
+    """Time for which a body is cached and sent to all clients, seconds; 0: each request builds a new body."""
 
 
 class _Body:
@@ -48,7 +48,7 @@ class _Body:
         self._until_s = 0.0
 
     def content(self) -> bytes:
-        """Return the body; exceptions of the page are raised."""
+        """Return the body; an exception in the page's function is raised."""
         if not self.page.reuse_s:
             return self._make()
         with self._making:
@@ -58,23 +58,23 @@ class _Body:
             return self._made
 
     def _make(self) -> bytes:
-        # A name that is not valid Unicode must not break the other metrics.
+        # A name that is not valid Unicode must not prevent the other metrics.
         return self.page.content().encode(errors="replace")
 
 
 class ScrapeServer:
-    """A server of a few pages; a failing page is an error 500 and a warning, nothing more. A context manager."""
+    """Serves a few pages; a context manager. If a page fails, the client gets error 500, and a warning is logged."""
 
     def __init__(self, pages: Mapping[str, Page], *, port: int, host: str = "127.0.0.1") -> None:
-        """Listen and answer.
+        """Start to listen and answer.
 
         Args:
-            pages: path -> page.
-            port: 0: a free one.
-            host: address to listen on.
+            pages: Path -> page.
+            port: Port to listen on; 0: any free port.
+            host: IPv4 address to listen on.
 
         Raises:
-            ConfigError: the port is taken, or the address is not one of this machine.
+            ConfigError: The port is in use, or the address does not belong to this machine.
         """
 
         class Handler(_Handler):
@@ -85,7 +85,7 @@ class ScrapeServer:
         except (OSError, OverflowError) as error:
             why = error.strerror if isinstance(error, OSError) else "not a port"
             raise ConfigError(
-                "The port of the metrics must be free",
+                "the port of the metrics must be free",
                 got=Plain(f"{host}:{port} ({why})"),
                 fix="Set another port, or 0 for a free one.",
             ) from error
@@ -96,7 +96,7 @@ class ScrapeServer:
 
     @property
     def address(self) -> str:
-        """HOST:PORT on which it listens."""
+        """HOST:PORT on which the server listens."""
         host, port = self._server.server_address[:2]
         return f"{host!s}:{port}"
 
@@ -119,11 +119,11 @@ class ScrapeServer:
 
 
 def require_own_address(host: str, *, setting: str) -> None:
-    """Raise ConfigError if a server of this machine cannot listen on an address.
+    """Raise ConfigError if a server on this machine cannot listen on an address.
 
     Args:
-        host: the address.
-        setting: name of the setting.
+        host: The IPv4 address.
+        setting: Name of the setting that has the address, for the error.
     """
     with socket.socket() as trial:
         try:
@@ -132,12 +132,12 @@ def require_own_address(host: str, *, setting: str) -> None:
             raise ConfigError(
                 f"{setting} must be an address of this machine",
                 got=Plain(f"{host} ({error.strerror})"),
-                fix="`ip -4 addr` shows them; 127.0.0.1 is for this machine alone.",
+                fix="`ip -4 addr` shows its addresses; at 127.0.0.1, only this machine can connect.",
             ) from None
 
 
 class _Server(http.server.ThreadingHTTPServer):
-    """Limits its threads; a client that disconnects or fails is not logged."""
+    """Limits the number of its threads; does not log clients that disconnect or fail."""
 
     daemon_threads = True
     request_queue_size = MAX_CLIENTS

@@ -1,8 +1,8 @@
-"""The addresses on which runs serve their metrics, in files for Prometheus's file_sd.
+"""Publishes the addresses on which runs serve their metrics, in files for Prometheus's file_sd.
 
-`runs/.targets/RUN.json` exists while the run's process does. A killed process leaves its file;
-the next reader removes it.
-Source: prometheus.io, `<file_sd_config>`: labels that begin with `__meta_` are for relabeling only.
+`runs/.targets/RUN.json` exists while the run's process is alive. If the process is killed, its file remains, and the
+next reader removes it.
+Source: prometheus.io, `<file_sd_config>`: labels that begin with `__meta_` are only for relabeling.
 """
 
 from __future__ import annotations
@@ -22,25 +22,25 @@ from stoker.core.incarnation import is_newest
 from stoker.telemetry.processes import ProcessId, this_process
 
 FOLDER = ".targets"
-"""Folder of the files, in `runs`."""
+"""Folder with the files, inside the folder `runs`."""
 
 JOB = "stoker-train"
-"""Prometheus's label `job` of every run."""
+"""Value of Prometheus's label `job` for every run."""
 
 _META = "__meta_stoker_"
 
 _MAX_BYTES = 1 << 20
-"""Largest file that is read, bytes."""
+"""Maximum size of a file that is read, bytes."""
 
 _LABEL = re.compile(r"[a-zA-Z_][a-zA-Z0-9_]*")
 
 Target = dict[str, Any]
-"""`targets` (HOST:PORT, ...) and their `labels`."""
+"""A target group of Prometheus: `targets` (a list of HOST:PORT) and their `labels`."""
 
 
 @contextlib.contextmanager
 def published(runs: Path, run: str, address: str) -> Iterator[None]:
-    """Announce the address of a run's metrics inside the `with` block; not if a later start of the job has begun.
+    """Publish the address of a run's metrics inside the `with` block, unless a later start of the job has begun.
 
     Args:
         runs: The folder `runs`.
@@ -69,7 +69,7 @@ def published(runs: Path, run: str, address: str) -> Iterator[None]:
 
 
 def published_port(runs: Path, run: str) -> int | None:
-    """Return the port of a run's metrics on its own machine; None if it has announced none.
+    """Return the port of a run's metrics; None if the run has not published an address.
 
     Args:
         runs: The folder `runs`.
@@ -84,9 +84,10 @@ def published_port(runs: Path, run: str) -> int | None:
 
 
 def reachable_address(address: str) -> str:
-    """Return the HOST:PORT at which to reach a server that listens on HOST:PORT, since 0.0.0.0 is not a destination.
+    """Return the HOST:PORT at which clients can reach a server that listens on HOST:PORT.
 
-    It becomes the machine's name, if that has an address; then others that share the folder find it too.
+    0.0.0.0 is not a destination. It is replaced by the machine's name if the name has an address, so that other
+    machines can connect too; otherwise by 127.0.0.1.
     """
     host, _, port = address.rpartition(":")
     if not ipaddress.IPv4Address(host).is_unspecified:
@@ -100,33 +101,35 @@ def reachable_address(address: str) -> str:
 
 
 def _ignored(path: Path, error: Exception) -> None:
-    """Ignore a bad file."""
+    """Ignore a file that cannot be read."""
 
 
 def live_targets(runs: Path, on_bad: Callable[[Path, Exception], None] = _ignored) -> list[Target]:
-    """Return the target groups of all runs whose process is alive; remove the files of the others.
+    """Return the target groups of all runs whose process is alive; remove the files of all other runs.
 
     Args:
         runs: The folder `runs`.
-        on_bad: Called with a file that cannot be read, and why; it is left out.
+        on_bad: Called with each file that cannot be read and the error; the file is skipped.
 
     Returns:
-        As `/sd` answers (http_sd): targets and labels. Left out are loopback addresses of other
-        machines that share the folder. Files that name no process belong to other scrape targets.
+        Targets and labels, in the form in which `/sd` answers (http_sd). Loopback addresses of other machines that
+        share the folder are left out. Files without a process describe other scrape targets, and are included.
     """
     found: list[Target] = []
     for path in sorted((runs / FOLDER).glob("*.json")):
         try:
             groups = [_group(each) for each in _entries(path)]
         except FileNotFoundError:
-            continue  # the run has ended meanwhile
+            continue  # the run has ended since the files were listed
         except (OSError, ValueError, RecursionError) as error:
             on_bad(path, error)
             continue
         owners = [_owner(group["labels"]) for group in groups]
         if any(owner is not None and owner.is_gone() for owner in owners):
             with contextlib.suppress(OSError, ValueError):
-                if _entries(path) == groups:  # otherwise the run was just continued
+                if (
+                    _entries(path) == groups
+                ):  # if it differs, a new process has just continued the run
                     path.unlink()
         elif all(_is_reachable(group, owner) for group, owner in zip(groups, owners, strict=True)):
             found += groups
@@ -134,7 +137,7 @@ def live_targets(runs: Path, on_bad: Callable[[Path, Exception], None] = _ignore
 
 
 def _entries(path: Path) -> list[Any]:
-    """Raise ValueError if the file is not a list of JSON."""
+    """Return the list in a JSON file; raise ValueError if the file does not contain a list."""
     with path.open("rb") as file:
         text = file.read(_MAX_BYTES + 1)
     if len(text) > _MAX_BYTES:
@@ -154,18 +157,18 @@ def _group(value: Any) -> Target:
     if not isinstance(labels, dict) or not all(
         _LABEL.fullmatch(name) and isinstance(text, str) for name, text in labels.items()
     ):
-        raise ValueError("labels is not an object of names and texts")
+        raise ValueError("labels is not an object of label names and strings")
     return {"targets": targets, "labels": labels}
 
 
 def _is_reachable(group: Target, owner: ProcessId | None) -> bool:
-    """Return whether this machine may be able to reach the targets: not the loopback address of another one."""
+    """Return whether this machine may reach the targets; False for a loopback address of another machine."""
     own = owner is None or owner.host == socket.gethostname()
     return own or not any(address.startswith("127.") for address in group["targets"])
 
 
 def _owner(labels: dict[str, str]) -> ProcessId | None:
-    """Return the process that announced a target; None if its labels name none."""
+    """Return the process that published a target; None if the target's labels do not identify a process."""
     try:
         return ProcessId(
             host=labels[f"{_META}host"],

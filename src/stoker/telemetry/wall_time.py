@@ -1,7 +1,7 @@
-"""Splits the wall time of a training process into parts that add up to the whole, and estimates the remaining time.
+"""Splits the wall time of a training process into parts that add up to the whole; estimates the remaining time.
 
-At every instant exactly one part is running, so the parts add up by construction. Only the main
-thread selects the part: work in other threads adds no wall time to the run.
+At every moment, exactly one part is running, so the sum of all parts is the wall time. Only the main thread selects
+the part: work in other threads does not add wall time.
 """
 
 from __future__ import annotations
@@ -22,20 +22,20 @@ class Part:
     """One part of a training's wall time."""
 
     name: str
-    """Name in `--json`."""
+    """Name of the part in `--json`."""
 
     label: str
-    """Label for the user."""
+    """Name of the part for the user."""
 
     advice: str
-    """How to reduce it."""
+    """How to reduce the time of the part."""
 
 
 PARTS: Final = (
     Part(
         name="start",
         label="imports and start",
-        advice="its share falls in a longer training; keep the Python environment on a local disk",
+        advice="its share is smaller in a longer training; keep the Python environment on a local disk",
     ),
     Part(
         name="other_stages",
@@ -45,7 +45,7 @@ PARTS: Final = (
     Part(
         name="data",
         label="opening the data",
-        advice="keep the runs on a local disk; `stoker profile` splits the time of the input",
+        advice="keep the runs on a local disk; `stoker profile` shows which part of the input is slow",
     ),
     Part(
         name="build",
@@ -55,18 +55,22 @@ PARTS: Final = (
     Part(
         name="compile",
         label="compiling and autotuning",
-        advice="train.xla: false starts at once; a longer training pays for compilation",
+        advice="train.xla: false saves this time, but makes steps slower, which matters in a longer training",
     ),
-    Part(name="steps", label="steps", advice="U and W say how well the steps use the device"),
+    Part(
+        name="steps",
+        label="steps",
+        advice="the busy fraction U and the input wait W show how well the steps use the device",
+    ),
     Part(
         name="repeated",
         label="steps done again",
-        advice="lower train.checkpoint.every_s, so that less is lost when a process ends",
+        advice="lower train.checkpoint.every_s, so that less work is lost when a process ends",
     ),
     Part(
         name="validation",
         label="validation",
-        advice="a smaller eval split, or fewer and longer epochs",
+        advice="use a smaller eval split, or fewer and longer epochs",
     ),
     Part(
         name="checkpoints",
@@ -81,10 +85,10 @@ PARTS: Final = (
     Part(
         name="tensorboard",
         label="TensorBoard and metrics",
-        advice="train.tensorboard.gradients: false, or raise train.tensorboard."
+        advice="set train.tensorboard.gradients: false, or raise train.tensorboard."
         "histograms_every_steps",
     ),
-    Part(name="callbacks", label="callbacks", advice="do less in train.callbacks"),
+    Part(name="callbacks", label="callbacks", advice="do less work in train.callbacks"),
     Part(
         name="between",
         label="Python between calls of the step",
@@ -93,10 +97,10 @@ PARTS: Final = (
     Part(
         name="ending",
         label="ending",
-        advice="it is short unless the disk is slow: the run's files are hashed",
+        advice="it hashes the run's files, which is short unless the disk is slow",
     ),
 )
-"""All parts, in the order of a training."""
+"""All parts, in the order in which they occur in a training."""
 
 NAMES: Final = tuple(part.name for part in PARTS)
 
@@ -104,7 +108,7 @@ STEPS, REPEATED, OTHER_STAGES = "steps", "repeated", "other_stages"
 
 
 class WallTime:
-    """Tracks at every instant which part of a process is running."""
+    """Records how long each part of a process runs."""
 
     def __init__(
         self,
@@ -113,12 +117,12 @@ class WallTime:
         clock: Callable[[], float] = time.monotonic,
         part: str = "start",
     ) -> None:
-        """Start with one part, for the calling thread.
+        """Start with one part; only the calling thread can switch to another part.
 
         Args:
-            began_s: Clock time when the process began; by default now.
+            began_s: Time on `clock` when the process began; by default now.
             clock: Monotonic clock, seconds.
-            part: The part that has been running since then.
+            part: The part that has been running since `began_s`.
         """
         _require(part)
         self._clock = clock
@@ -130,11 +134,11 @@ class WallTime:
 
     @classmethod
     def of_process(cls) -> WallTime:
-        """Account for this process since its start, including the interpreter's startup."""
+        """Record this process from its start, including the startup of the interpreter."""
         return cls(began_s=time.monotonic() - process_age_s())
 
     def within(self, part: str) -> Within:
-        """Count the body of a `with` as this part; time in a nested part counts for that one."""
+        """Count the body of a `with` as this part; the time of a nested part counts only for the nested part."""
         _require(part)
         return Within(self, part)
 
@@ -152,7 +156,7 @@ class WallTime:
         return before
 
     def move(self, part: str, to: str, seconds: float) -> None:
-        """Move seconds from one part to another, at most as many as the part has."""
+        """Move seconds from one part to another, but not more than the part has."""
         _require(part)
         _require(to)
         with self._lock:
@@ -161,7 +165,7 @@ class WallTime:
             self._seconds[to] += moved_s
 
     def parts(self) -> dict[str, float]:
-        """Seconds of each part so far; their sum is `wall_s`."""
+        """Part -> seconds so far; the sum of all parts is the wall time of the process."""
         with self._lock:
             seconds = dict(self._seconds)
             seconds[self._part] += self._clock() - self._since_s
@@ -169,7 +173,7 @@ class WallTime:
 
 
 class Within:
-    """A `with` block of one part."""
+    """A context manager whose body counts as one part."""
 
     __slots__ = ("_before", "_part", "_wall")
 
@@ -191,22 +195,22 @@ class Within:
 
 
 def goodput(parts: Mapping[str, float]) -> float | None:
-    """Goodput: the share of a training's wall time in steps that count; None if no time has passed.
+    """Return the share of a training's wall time in steps that were not repeated; None if no time has passed.
 
-    The stages before training do not count: their time is left out of both.
+    The wall time here does not include the stages before training.
     """
     total_s = sum(parts.values()) - parts[OTHER_STAGES]
     return parts[STEPS] / total_s if total_s > 0 else None
 
 
 def largest_other(parts: Mapping[str, float]) -> Part:
-    """The part with the most time, steps excluded."""
+    """Return the part with the most time, except the steps and the stages before training."""
     others = [part for part in PARTS if part.name not in (STEPS, OTHER_STAGES)]
     return max(others, key=lambda part: parts[part.name])
 
 
 def process_age_s() -> float:
-    """Seconds since this process was started; its CPU time if the system does not report it.
+    """Return the seconds since this process was started; its CPU time if the system does not report its start.
 
     Source: proc(5), /proc/[pid]/stat, field 22 (starttime), in clock ticks since boot.
     """
@@ -223,33 +227,33 @@ def process_age_s() -> float:
 
 def _require(part: str) -> None:
     if part not in NAMES:
-        raise ValueError(f"no part of a training's wall time: {part}")
+        raise ValueError(f"not a part of a training's wall time: {part}")
 
 
 WINDOW = 100
-"""Number of latest observations that give the rate: a slowdown shows within this many."""
+"""Number of latest observations from which the rate is computed: after this many, a slowdown is fully visible."""
 
 
 class TimeLeft:
-    """Estimates the remaining time from a growing share; the first observation is the baseline.
+    """Estimates the remaining time from the progress since the first observation.
 
-    So earlier progress (a resumed run, a compiled first step) does not count.
+    Progress before it (a resumed run, a compiled first step) does not count.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         """Start without observations.
 
         Args:
-            clock: Monotonic seconds: not the time of day, which may be changed.
+            clock: Monotonic clock, seconds; not the time of day, which may be set.
         """
         self._clock = clock
         self._looks: deque[tuple[float, float]] = deque(maxlen=WINDOW)
 
     def seconds(self, share: float) -> float | None:
-        """Seconds until the share is 1; None if that cannot be estimated yet.
+        """Add an observation; return the estimated seconds until the share is 1, or None if it is too early.
 
         Args:
-            share: Progress in [0, 1]. A lower value than the last means that other work has started.
+            share: Progress in [0, 1]. If it is lower than the last one, other work has started.
         """
         now_s = self._clock()
         if self._looks and share < self._looks[-1][1]:

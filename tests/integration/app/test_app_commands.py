@@ -169,7 +169,7 @@ def test_init_writes_two_files_that_run_as_they_are(
     assert '"version": 1' in capfd.readouterr().out
 
     assert stoker("init", str(folder), "--from", str(source), *label) == 2
-    assert "overwrites nothing" in capfd.readouterr().err
+    assert "does not overwrite files" in capfd.readouterr().err
 
 
 def test_help_loads_neither_tensorflow_nor_pandas() -> None:

@@ -89,7 +89,7 @@ def other(inputs: dict[str, Any]) -> dict[str, tf.Tensor]:
         (
             lambda inputs: {"answer": filled(inputs)},
             other,
-            "both signatures must give the same answer",
+            "serving_default and serving_examples must give the same answer",
         ),
     ],
 )

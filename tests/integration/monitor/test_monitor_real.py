@@ -226,7 +226,7 @@ def test_a_full_disk_under_the_time_series_is_one_line_and_all_else_goes_on(
     with contextlib.suppress(OSError), filler.open("wb", buffering=0) as file:
         while True:
             file.write(bytes(1 << 16))
-    said = f"(the disk of {series} is full: series get lost; free some space)"
+    said = f"(the disk of {series} is full: new data is lost; free some space)"
     shown = stoker("status", "--state", str(stack.state))
 
     assert f"Prometheus: ready, http://{stack.address} {said}\n" in shown.stdout

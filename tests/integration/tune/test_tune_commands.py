@@ -45,7 +45,7 @@ def test_a_program_without_tensorflow_is_reported_as_such(tmp_path: Path) -> Non
 
     assert (profiled.exit_code, printed, profiled.ended_by) == (7, "hello\n", "itself")
     assert profiled.ending().startswith("the script failed: exit code 7; ")
-    assert profiled.note().startswith("it imported no TensorFlow before it failed")
+    assert profiled.note().startswith("it failed before it imported TensorFlow")
     assert (profiled.loops, profiled.findings, profiled.failures) == ((), (), ())
     assert profiled.peak_memory_bytes == 0
 
@@ -54,7 +54,7 @@ def test_a_program_that_is_not_python_is_run_too(tmp_path: Path) -> None:
     profiled, printed = profile(tmp_path, "sh", "-c", "echo shell; kill -TERM $$")
 
     assert (profiled.exit_code, printed) == (128 + signal.SIGTERM, "shell\n")
-    assert profiled.ending().startswith("the script failed: exit code 143, as of SIGTERM; ")
+    assert profiled.ending().startswith("the script failed: exit code 143, from SIGTERM; ")
 
 
 def test_the_report_on_a_program_without_tensorflow_that_ends_well_says_how_tensorflow_could_be_hidden(
@@ -63,7 +63,7 @@ def test_the_report_on_a_program_without_tensorflow_that_ends_well_says_how_tens
     profiled, _ = profile(tmp_path, "true")
 
     assert not profiled.failed
-    assert profiled.note().startswith("no TensorFlow was imported (or Python was started with -E")
+    assert profiled.note().startswith("TensorFlow was not imported (or Python was started with -E")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,9 @@ def test_the_table_is_printed_after_what_the_script_prints(
     assert ended.exit_code == 1
     first, second, *_ = (line for line in ended.stdout.splitlines()[1:] if line.strip())
     assert first.startswith("profile of ")
-    assert second.startswith("the script failed: exit code 1; what follows was seen before that")
+    assert second.startswith(
+        "the script failed: exit code 1; all of the following was seen before that"
+    )
     assert ended.stdout.index("the script failed") < ended.stdout.index("no TensorFlow")
     assert (tmp_path / "out" / "profile.html").is_file()
 
@@ -434,13 +436,13 @@ def test_a_loop_inside_of_a_tf_function_has_u_where_its_dataset_is_an_argument(
     assert len(given["rounds"]) == 3
     assert given["step"]["busy_fraction"] > 0
     assert sum(given["step"]["parts_s"].values()) == pytest.approx(given["step"]["step_s"])
-    assert "one call holds many steps" in given["step"]["input_wait_not_measured"]
+    assert "one call contains many steps" in given["step"]["input_wait_not_measured"]
     # Its dataset's line is known, and what is missing there.
     [line] = {each.place.line for each in profiled.minor if each.kind == "sequential_map"}
     assert "from_tensor_slices" in lines[line - 1]
     if with_others:
         captured, taken = others
         assert captured["steps"] == 3
-        assert "its dataset is not an argument of it" in captured["step"]["busy_not_measured"]
-        assert "takes its batches from an iterator by itself" in taken["step"]["busy_not_measured"]
+        assert "dataset is not an argument" in captured["step"]["busy_not_measured"]
+        assert "reads its batches from an iterator itself" in taken["step"]["busy_not_measured"]
     assert all(loop["step"]["busy_fraction"] is None for loop in others)

@@ -154,7 +154,10 @@ def test_a_dataset_without_prefetch_is_reported_even_if_it_costs_little(
     assert minor["small_batch"].place.line == script.line("shuffle(256).batch(64)")
     assert "batches of 64" in minor["small_batch"].observation
     assert minor["missing_prefetch"].place.line == script.line("shuffle(256).batch(64)")
-    assert "TensorFlow itself lets it run ahead (Prefetch" in minor["missing_prefetch"].observation
+    assert (
+        "TensorFlow itself prepares batches ahead (Prefetch"
+        in minor["missing_prefetch"].observation
+    )
 
 
 @pytest.mark.soak

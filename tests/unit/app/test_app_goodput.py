@@ -17,7 +17,7 @@ def test_the_line_names_the_share_the_largest_other_part_and_what_to_do() -> Non
     assert line is not None
     assert line.startswith("41% of 1:40 was steps; most of the rest: compiling and autotuning, ")
     assert line.endswith(
-        "50.0 s (train.xla: false starts at once; a longer training pays for compilation)"
+        "50.0 s (train.xla: false saves this time, but makes steps slower, which matters in a longer training)"
     )
 
 

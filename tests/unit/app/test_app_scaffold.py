@@ -245,7 +245,7 @@ def test_columns_are_fed_by_what_they_hold(tmp_path: Path) -> None:
     assert found["NUMBERS"] == ["width", "house_price_index"]
     assert found["WORDS"] == ["color"]
     assert found["HASHED"] == ["name", "ticket", "city"]
-    assert '#   "passenger_id": an ID of the row, by its name' in code
+    assert '#   "passenger_id": its name suggests an ID of the row' in code
     assert '#   "constant": the same in every row' in code
     assert '#   "empty": the same in every row' in code
 
@@ -257,7 +257,7 @@ def test_a_text_that_is_different_in_every_row_is_left_out(tmp_path: Path) -> No
 
 
 def test_nothing_to_learn_from_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="predict 'target' from"):
+    with pytest.raises(ConfigError, match="from which to predict 'target'"):
         scaffold(tmp_path, {"k": cycled("k"), "target": [0, 1] * 50})
 
 
@@ -304,7 +304,7 @@ def test_nothing_is_overwritten(taken: str, tmp_path: Path) -> None:
 def test_a_file_in_place_of_the_folder_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "made").write_text("mine")
 
-    with pytest.raises(UserError, match="into a folder"):
+    with pytest.raises(UserError, match="must be given a folder"):
         scaffold(tmp_path, table(target=cycled(0, 1)))
 
 
@@ -574,6 +574,6 @@ def test_an_experiment_is_never_written_into_its_own_data(tmp_path: Path) -> Non
     data.mkdir()
     (data / "a.csv").write_text("n,y\n" + "".join(f"{n},{n % 2}\n" for n in range(40)))
 
-    with pytest.raises(UserError, match="must not be in its own data"):
+    with pytest.raises(UserError, match="must not be inside its data"):
         write_experiment(data, data)
     assert [path.name for path in data.iterdir()] == ["a.csv"]

@@ -122,7 +122,7 @@ def test_without_a_baseline_max_drop_says_so_and_only_the_other_limits_speak() -
         (old(math.nan), "undefined for version 3: it is nan"),
         (old(Undefined(reason="one class only")), "undefined for version 3: one class only"),
         (old(0.9, metrics={}), "undefined for version 3: it was not computed"),
-        (old(0.9, rows=90), "measured on 90 rows, this one on 100"),
+        (old(0.9, rows=90), "measured on 90 rows, this model on 100"),
     ],
 )
 def test_a_baseline_that_cannot_be_compared_with_fails(

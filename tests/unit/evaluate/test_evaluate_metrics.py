@@ -164,10 +164,10 @@ def test_the_log_loss_of_several_labels_is_what_keras_trains_on() -> None:
 def test_a_metric_that_several_labels_do_not_have_names_those_they_have() -> None:
     examples = pair(np.eye(2), np.eye(2), task=Task(kind="multilabel", classes=2))
 
-    for name, fix in (("accuracy", "subset_accuracy"), ("auc", "macro_auc and micro_auc")):
+    for name, fix in (("accuracy", "subset_accuracy"), ("auc", "macro_auc or micro_auc")):
         value = measure(name, examples)
         assert isinstance(value, Undefined)
-        assert value.reason.endswith(f"this one is multilabel, 2 labels (it has {fix})")
+        assert value.reason.endswith(f"this model is multilabel, 2 labels (use {fix})")
     logits = pair(np.eye(2), 5 * np.eye(2), task=Task(kind="multilabel", classes=2))
     assert isinstance(measure("micro_f1", logits), Undefined)
 

@@ -71,7 +71,7 @@ def test_a_model_for_one_class_a_row_is_not_one_of_several_labels(row: list[int]
 
     # What other splits hold does not matter then.
     assert infer_task(np.eye(3), (3, 3), multi_hot=True, **logits).kind == "multiclass"
-    with pytest.raises(ConfigError, match="exactly one class to be evaluated"):
+    with pytest.raises(ConfigError, match="must have exactly one class"):
         infer_task(np.vstack([np.eye(3), row]), (4, 3), **logits)
     soft = infer_task(np.vstack([np.eye(3), row]) / 4, (4, 3), **logits)
     assert soft.kind == "regression"

@@ -77,7 +77,7 @@ def test_a_bad_file_hides_no_other_run_and_is_one_warning(
     assert json.loads(discovery.content()) == GOOD
     assert json.loads(discovery.content()) == GOOD
     (record,) = caplog.records
-    assert "bad.json names no targets" in record.getMessage()
+    assert "bad.json contains no valid targets" in record.getMessage()
 
 
 @pytest.mark.parametrize("address", ["8501", "127.0.0.1", ":8501", "a:b", "a:0", "a:65536", ""])

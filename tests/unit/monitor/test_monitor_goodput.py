@@ -75,7 +75,7 @@ def test_an_account_that_is_empty_missing_or_damaged_is_one_line(tmp_path: Path)
     with pytest.raises(ConfigError, match="must be the folder of a run"):
         goodput_of(tmp_path)
     damaged = write_run(tmp_path / "damaged", parts={"steps": -1.0})
-    with pytest.raises(DataError, match="must be what training has written"):
+    with pytest.raises(DataError, match="must be as training wrote it"):
         goodput_of(damaged)
     later = write_run(tmp_path / "later", format=2)
     with pytest.raises(DataError, match=r"Received: format 2; this version of Stoker reads 1"):

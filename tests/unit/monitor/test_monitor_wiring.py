@@ -68,7 +68,7 @@ def test_manifests_are_written_again_but_not_over_an_edit(tmp_path: Path) -> Non
     edited.write_text(edited.read_text().replace("for: 8s", "for: 9s"))
 
     with pytest.raises(
-        ConfigError, match=r"edited: .*/kubernetes/rules\.yaml\. Name another folder"
+        ConfigError, match=r"edited: .*/kubernetes/rules\.yaml\. Give another folder"
     ):
         write_manifests(wiring(tmp_path), out)
     assert "for: 9s" in edited.read_text()
@@ -174,7 +174,7 @@ def test_a_server_must_be_host_and_port(address: str) -> None:
 
 
 def test_receivers_are_checked(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="--webhook must be an address"):
+    with pytest.raises(ConfigError, match="--webhook must be a URL"):
         Receiver(webhook="127.0.0.1:5001")
     with pytest.raises(ConfigError, match="--slack-file must be a file"):
         Receiver(slack_file=tmp_path / "none")
@@ -206,7 +206,7 @@ def test_a_disk_that_was_full_is_named_by_the_status(tmp_path: Path) -> None:
 
     (found,) = read_status((started,)).programs
 
-    assert found.problem == f"the disk of {tmp_path} was full: series are missing; free some space"
+    assert found.problem == f"the disk of {tmp_path} was full: data is missing; free some space"
     assert found.state == "ended"
 
 
@@ -233,7 +233,7 @@ def test_the_reason_is_the_first_error_else_the_last_line(tmp_path: Path) -> Non
 def test_a_record_of_another_version_is_one_line(tmp_path: Path, text: str) -> None:
     (tmp_path / "started.json").write_text(text)
 
-    with pytest.raises(DataError, match=r"started\.json must be what this version of"):
+    with pytest.raises(DataError, match=r"started\.json must be a record that this version of"):
         read_started(tmp_path)
 
 

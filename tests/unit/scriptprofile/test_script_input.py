@@ -184,7 +184,7 @@ def test_a_call_that_makes_the_stages_is_the_line_to_change() -> None:
     arrays = fit(stages=own, nodes=nodes, passes=5, starts=(0.2,) * 4)
     [(kind, begun)] = findings(arrays).items()
     assert (kind, begun.place) == ("slow_epoch_start", each.place)
-    assert "an iterator over the arrays is made again" in begun.observation
+    assert "Keras creates the iterator over the arrays again" in begun.observation
     assert "from_tensor_slices((x, y))" in begun.change
     assert findings(replace(arrays, starts=(0.3, 0.3))) == {}, "two may be the machine's"
 
@@ -242,7 +242,7 @@ def test_time_that_is_not_known_to_be_pythons_is_not_reported_as_pythons() -> No
     assert split.input_wait is None
     assert split.python is None
     assert split.parts == pytest.approx({"compiled step": 0.0003, UNPARTED: 0.0007})
-    assert "kept no times" in split.no_wait
+    assert "did not record the times" in split.no_wait
     assert split.busy == pytest.approx(0.3)
     assert findings(without_gaps()) == {}, "neither steps_per_execution nor a small batch"
     [(kind, found)] = findings(without_gaps(feed=pydataset(workers=4))).items()
@@ -262,7 +262,7 @@ def test_a_step_that_waits_is_a_finding_even_if_no_rule_knows_why() -> None:
     assert findings(replace(waits, wait_s=0.05, call_s=0.9)) == {}
     unknown = findings(replace(waits, nodes=()))["input_bound"]
     assert unknown.place == waits.place
-    assert "what its stages cost is not known" in unknown.observation
+    assert "the cost of its stages is unknown" in unknown.observation
     handed_out = replace(waits, nodes=(), model={"replicas": 1, "distributed": True})
     assert "for batch in dataset:" in findings(handed_out)["input_bound"].change
     arrays = fit(
@@ -297,7 +297,7 @@ def test_the_finding_on_train_on_batch_says_what_each_call_costs() -> None:
     found = findings(calls, on_batches=((at(41), 102),))["train_on_batch"]
 
     assert found.place == at(41)
-    assert "102 calls of train_on_batch; of a step of 10 ms Python takes 40%" in found.observation
+    assert "102 calls of train_on_batch; Python takes 40% of a step of 10 ms" in found.observation
     assert findings(calls) == {}
     assert findings(calls, on_batches=((at(41), 3),)) == {}
     busy = replace(calls, call_s=0.95)

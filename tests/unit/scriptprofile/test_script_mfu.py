@@ -51,7 +51,7 @@ def test_the_figure_is_operations_by_the_steps_time_and_the_peak() -> None:
     assert as_json["mfu"] == pytest.approx(0.2)
     [(name, figure)] = reached_rows([loop])
     assert name == "MFU in train.py:30"
-    assert figure == "20%: 200 of 1,000 GFLOP/s that products of matrices in float32 reach here"
+    assert figure == "20%: 200 of 1,000 GFLOP/s, the peak of products of matrices in float32 here"
 
 
 @pytest.mark.parametrize(
@@ -88,7 +88,7 @@ def test_the_second_process_is_not_counted(tmp_path: Path) -> None:
 
     [loop] = second.loops
     assert loop.reached is not None
-    assert loop.reached.why_none() == "it is counted for the process that trained most"
+    assert loop.reached.why_none() == "it is counted only for the process with most training steps"
 
 
 def test_counting_says_what_it_cannot_read_and_counts_the_others(tmp_path: Path) -> None:
@@ -120,7 +120,7 @@ def test_counting_says_what_it_cannot_read_and_counts_the_others(tmp_path: Path)
 
     good, unread, empty = json.loads(answer.read_text())["steps"]
     assert good["operations"] == 2 * 8 * 20 * 5
-    assert good["no_peak"] == "the script's TensorFlow saw 2 GPUs, and the one next to Stoker 0"
+    assert good["no_peak"] == "the script's TensorFlow saw 2 GPUs, but Stoker's TensorFlow sees 0"
     assert unread["operations"] is None
     assert "SomebodysOwn" in unread["no_operations"]
     assert empty["operations"] is None

@@ -127,13 +127,15 @@ def test_nothing_of_the_users_becomes_a_tag() -> None:
 def test_a_command_without_tensorflow_is_reported_as_such() -> None:
     parsed = Parsed(page_html(profile()))
 
-    assert "No TensorFlow was imported" in parsed.text
+    assert "TensorFlow was not imported" in parsed.text
     assert "svg" not in parsed.tags
 
 
 def test_another_backend_of_keras_is_named() -> None:
-    assert "Keras runs on jax here, and only TensorFlow's" in profile(backend="jax").note()
-    assert "no TensorFlow was imported" in profile(backend="tensorflow").note()
+    assert (
+        "Keras runs on jax here, but only training with TensorFlow" in profile(backend="jax").note()
+    )
+    assert "TensorFlow was not imported" in profile(backend="tensorflow").note()
 
 
 def test_loops_of_several_processes_are_told_apart() -> None:
@@ -154,9 +156,9 @@ def test_that_a_script_failed_stands_before_all_that_was_seen() -> None:
 
     text = Parsed(page_html(failed)).text
     assert "The script failed: exit code 1" in text
-    assert text.index("The script failed") < text.index("no TensorFlow before it failed")
+    assert text.index("The script failed") < text.index("failed before it imported TensorFlow")
     assert "-E" not in text
-    assert killed.ending().startswith("the script failed: exit code 137, as of SIGKILL")
+    assert killed.ending().startswith("the script failed: exit code 137, from SIGKILL")
     assert not profile().failed
     assert profile().ending() == "exit code 0"
 
@@ -166,11 +168,11 @@ def test_what_is_worth_little_stands_apart_from_the_findings() -> None:
     parsed = Parsed(page_html(shown))
 
     assert 'class="finding"' not in page_html(shown)
-    assert "costs enough here to be a finding" in parsed.text
-    assert "Seen too, of less weight here" in parsed.text
+    assert "costs enough time here to be a finding" in parsed.text
+    assert "Also seen, but with little effect here" in parsed.text
     assert [each["kind"] for each in shown.to_json()["minor_findings"]] == ["sequential_map"]
     assert (
-        "Nothing that was looked for was found."
+        "None of the known causes of slow training was found."
         in Parsed(page_html(profile(loops=(a_loop(),)))).text
     )
 
@@ -201,7 +203,7 @@ def test_memory_and_what_nvml_says_of_the_gpus_are_shown() -> None:
 def test_a_busy_machine_is_reported_first_on_the_page_and_in_json() -> None:
     busy = replace(profile(loops=(a_loop(),)), waited=0.43)
 
-    said = "43% of the time that this process's threads wanted to run they waited"
+    said = "threads of this process waited for a core for 43% of their time"
     assert said in dict(busy.machine())["the machine was busy with other work"]
     assert said in Parsed(page_html(busy)).text
     assert busy.to_json()["waited_for_other_programs"] == 0.43

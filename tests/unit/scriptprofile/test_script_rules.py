@@ -96,12 +96,12 @@ def test_a_loop_inside_of_a_function_has_u_by_its_calls_and_no_w() -> None:
     assert split.busy == pytest.approx(0.6)
     assert split.parts == pytest.approx({"compiled step": 0.012, "its input": 0.008})
     assert split.input_wait is None
-    assert "one call holds many steps" in split.no_wait
+    assert "one call contains many steps" in split.no_wait
     assert inside.counted() == "5 calls of 50 steps"
     seldom = loop(InnerLoop, steps=3, measured_steps=1).split
     assert seldom is not None
     assert seldom.busy is None
-    assert "called too seldom" in seldom.no_busy
+    assert "called too few times" in seldom.no_busy
 
 
 def test_what_an_input_inside_of_a_function_costs_as_a_whole_bounds_every_gain() -> None:
@@ -111,7 +111,7 @@ def test_what_an_input_inside_of_a_function_costs_as_a_whole_bounds_every_gain()
 
     assert set(said) == {"missing_prefetch", "sequential_map"}
     for each in said.values():
-        assert "all of the input costs 40% of a step: at most 1.67x" in each.observation
+        assert "the whole input costs 40% of a step, so at most 1.67x" in each.observation
         assert each.gain == pytest.approx((1.0, 1 / 0.6))
         assert each.sure == "possible"
 
@@ -320,7 +320,7 @@ def test_a_step_on_one_batch_that_takes_longer_than_a_real_one_is_not_a_measure(
         split = each.split
         assert split is not None
         assert split.busy is None
-        assert "took 1.7 times as long as a real one" in split.no_busy
+        assert "took 1.7 times as long as a real step" in split.no_busy
     split = fit(ceiling_s=0.0101).split
     assert split is not None
     assert split.busy == pytest.approx(1.01)
@@ -426,12 +426,12 @@ def test_a_tiny_step_that_is_hardly_any_arithmetic_may_be_its_call() -> None:
     assert set(found_for(0.002)) == {"steps_per_execution", "small_batch"}
     found = found_for(0.002)["steps_per_execution"]
     assert (found.kind, found.place, found.sure) == ("steps_per_execution", at(20), "possible")
-    assert "a step takes 2 ms, and its products are 0.20% of what" in found.observation
+    assert "a step takes 2 ms, and its matrix products are 0.20% of what" in found.observation
     assert found.gain == (1.0, 3.0)
     small = found_for(0.002)["small_batch"]
     assert (small.place, small.sure, small.gain) == (at(40), "possible", (1.0, 4.0))
     assert (
-        "its products are 0.20% of what the device could do in that time, with batches of 32"
+        "its matrix products are 0.20% of what the device could compute in that time, with batches of 32"
         in small.observation
     )
     assert set(found_for(0.002, rows=4096)) == {"steps_per_execution"}
@@ -459,7 +459,7 @@ def test_a_distribution_of_keras_that_does_nothing_is_a_finding() -> None:
     [finding] = findings(set_)
 
     assert (finding.kind, finding.place, finding.gain) == ("keras_distribution", at(10), None)
-    assert "a DataParallel, and this model trains on 1 replica" in finding.observation
+    assert "a DataParallel, but this model trains on 1 replica" in finding.observation
     assert kinds(replace(one, model={**one.model, "keras_distribution": ""})) == []
 
 
@@ -473,7 +473,7 @@ def test_what_python_makes_is_reported_where_the_step_hides_it() -> None:
     said = minor(loop(stages=chain, nodes=(), wait_s=0.03, call_s=0.9))
 
     assert (said["generator_rows"].place, said["python_map"].place) == (at(7), at(8))
-    assert "one sample at a time; little here: W is 3.0%" in said["generator_rows"].observation
+    assert "one sample at a time; little gain here: W is 3.0%" in said["generator_rows"].observation
     assert "sequential_map" not in said
     found = {finding.kind for finding in findings(loop(stages=chain, nodes=()))}
     assert {"generator_rows", "python_map"} <= found
@@ -570,7 +570,7 @@ def test_retracing_names_the_argument_that_caused_it() -> None:
     assert "argument step was the Python value 0, 1, 2" in python.observation
     assert "step=tf.constant(step)" in python.change
     assert "argument y was float32(0, 4)" in shape.observation
-    assert "9 tf.functions were made" in remade.observation
+    assert "9 tf.functions were created" in remade.observation
     [both] = findings(steady, functions=(function(9, step="python {}", y="float32({}, 4)"),))
     assert "argument step was the Python value" in both.observation
     assert "; its argument y was float32(0, 4)" in both.observation
@@ -604,14 +604,14 @@ def test_what_costs_little_here_is_reported_with_its_reason_and_is_not_a_finding
         "small_batch": at(40),
     }
     for kind in ("missing_prefetch", "sequential_map"):
-        assert "little here: W is 3.8%, at most 1.04x" in said[kind].observation
+        assert "little gain here: W is 3.8%, so at most 1.04x" in said[kind].observation
         assert said[kind].gain == pytest.approx((1.0, 1 / 0.962))
         assert said[kind].gain_text() == "hardly any here"
     assert (
-        "batches of 16; Python takes 6.2% of a step, outside of the call"
+        "batches of 16; Python takes 6.2% of a step, outside the call"
         in said["small_batch"].observation
     )
-    assert "was not measured" in said["small_batch"].observation
+    assert "were not measured" in said["small_batch"].observation
     assert (said["small_batch"].gain, said["small_batch"].sure) == (None, "possible")
 
 
@@ -630,7 +630,8 @@ def test_what_tensorflow_has_fixed_itself_is_reported_too() -> None:
     said = minor(loop(stages=BARE, nodes=fused, wait_s=0.3))
 
     assert (
-        "TensorFlow itself lets it run ahead (MapAndBatch)" in said["missing_prefetch"].observation
+        "TensorFlow itself prepares batches ahead (MapAndBatch)"
+        in said["missing_prefetch"].observation
     )
     assert "TensorFlow itself made it parallel (MapAndBatch)" in said["sequential_map"].observation
     assert said["sequential_map"].gain == (1.0, 1.0)
@@ -669,7 +670,7 @@ def test_a_training_too_short_for_w_says_that_it_does_not_know() -> None:
 
 
 @given(st.floats(0, 1), st.floats(0, 1))
-def test_a_gain_is_a_range_above_one(share: float, least: float) -> None:
-    low, high = gain_of(share, least=least)
+def test_a_gain_is_a_range_above_one(share: float, min_saved: float) -> None:
+    low, high = gain_of(share, min_saved=min_saved)
 
     assert 1.0 <= low <= high <= MAX_GAIN * 1.0001

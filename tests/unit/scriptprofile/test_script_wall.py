@@ -109,7 +109,7 @@ def test_the_largest_part_is_the_first_finding_with_its_line_and_an_upper_bound(
 
     assert (first.kind, first.place) == ("slow_predict", at(12))
     assert "50% of the script's time without imports (45 s in 300 calls)" in first.observation
-    assert "Gather the rows" in first.change
+    assert "Collect the rows" in first.change
     assert first.gain is not None
     assert first.gain[1] == pytest.approx(2.0)
     assert (second.kind, second.place) == ("slow_validation", at(30))
@@ -151,7 +151,7 @@ def test_without_its_time_a_part_is_not_reported() -> None:
 def test_the_parts_of_a_script_are_shown_and_are_in_the_json() -> None:
     run = script(part("predict", 60.0, 12, calls=3), part("imports", 0.5))
 
-    assert shown_parts(run) == [("predict", 0.6), ("the script's own code, and waiting", 0.395)]
+    assert shown_parts(run) == [("predict", 0.6), ("the script's own code and waiting", 0.395)]
     assert parts_json(run)[0] == {
         "kind": "predict",
         "file": "/home/me/train.py",
@@ -190,7 +190,7 @@ def test_a_first_pass_that_fills_a_cache_is_named_at_the_map_that_takes_the_time
 
     assert found.place == at(9)
     assert (
-        "in the first of 5 passes, which takes 40 s longer than a later one, 42%"
+        "in the first of 5 passes, which takes 40 s longer than a later pass, 42%"
         in found.observation
     )
     assert "num_parallel_calls=tf.data.AUTOTUNE" in found.change

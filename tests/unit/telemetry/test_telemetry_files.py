@@ -50,7 +50,11 @@ def test_a_full_disk_loses_complete_records_is_reported_once_and_ends_when_space
     assert [line["step"] for line in lines] == [*range(kept), 10]
     assert len(said_when_full) == 1
     assert "cannot be written, training goes on" in said_when_full[0]
-    assert caplog.records[-1].getMessage().endswith(f"is written again; {10 - kept} were lost")
+    assert (
+        caplog.records[-1]
+        .getMessage()
+        .endswith(f"can be written again; {10 - kept} writes were lost")
+    )
 
 
 def test_what_is_measured_when_time_allows_is_not_in_the_file(tmp_path: Path) -> None:

@@ -106,7 +106,7 @@ def test_another_thread_changes_no_part() -> None:
 
 
 def test_a_name_that_is_not_a_part_is_refused() -> None:
-    with pytest.raises(ValueError, match="no part of a training's wall time: stepz"):
+    with pytest.raises(ValueError, match="not a part of a training's wall time: stepz"):
         WallTime().within("stepz")
 
 

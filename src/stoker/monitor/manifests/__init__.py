@@ -1,1 +1,1 @@
-"""The same Prometheus, Alertmanager, rules and dashboards for Docker Compose and for Kubernetes."""
+"""Generates files that run the monitoring (Prometheus, Alertmanager, rules, dashboards) on Compose and Kubernetes."""

@@ -1,4 +1,4 @@
-"""Docker Compose: Prometheus, Alertmanager and Grafana on the host's network, on loopback."""
+"""Files for Docker Compose: Prometheus, Alertmanager and Grafana on the loopback address of the host's network."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def compose_texts(wiring: Wiring) -> dict[str, str]:
 
 
 def _compose(wiring: Wiring) -> dict[str, Any]:
-    # The host's network: runs and servers listen on its loopback address, which a bridge cannot reach.
+    # Use the host's network: runs and servers listen on its loopback address, which a bridge network cannot reach.
     common = {"network_mode": "host", "restart": "unless-stopped"}
     slack = wiring.receiver.slack_file
     return {
@@ -124,10 +124,13 @@ def _compose(wiring: Wiring) -> dict[str, Any]:
 
 
 _MADE = {"bind": {"create_host_path": True}}
-"""Of a mount whose folder may not exist yet: an experiment without a run."""
+"""Options of a mount whose folder may not exist yet, e.g. the runs of an experiment that has not run."""
 
 
 def _mount(source: str, target: str) -> dict[str, Any]:
-    """A file or folder of the host, read-only, in the form that takes a colon in a path; Compose would replace a `$`."""
+    """Return a read-only mount of a file or folder, in the long form, which allows a colon in a path.
+
+    `$` is written as `$$`: Compose would otherwise replace it by the value of a variable.
+    """
     paths = {"source": source.replace("$", "$$"), "target": target.replace("$", "$$")}
     return {"type": "bind", **paths, "read_only": True}

@@ -1,4 +1,4 @@
-"""Kubernetes with prometheus-operator: what to scrape, the rules, and dashboards for Grafana's sidecar."""
+"""Objects for Kubernetes: monitors and rules for prometheus-operator, and dashboards for Grafana's sidecar."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ _API = "monitoring.coreos.com/v1"
 _LABELS = {"app.kubernetes.io/name": "stoker", "app.kubernetes.io/component": "monitoring"}
 
 SERVER_LABELS = {"app.kubernetes.io/component": "model-server"}
-"""Label of the pods that `stoker deploy` creates."""
+"""Label of the pods of servers that `stoker deploy` creates."""
 
 TRAIN_LABEL, TRAIN_PORT = "training", "metrics"
-"""Value of `app.kubernetes.io/component`, and name of the port, of training pods."""
+"""Value of the label `app.kubernetes.io/component` of training pods, and name of their port for metrics."""
 
 EXPORTER_LABEL = "gpu-exporter"
 
@@ -48,7 +48,7 @@ def _named(kind: str, name: str, spec: dict[str, Any]) -> dict[str, Any]:
 
 
 def _job(job: str) -> list[dict[str, Any]]:
-    # The alerts use these names of jobs; prometheus-operator's own are names of objects.
+    # The alerts use these job names. By default, prometheus-operator uses the names of its objects as job names.
     return [{"action": "replace", "targetLabel": "job", "replacement": job}]
 
 
@@ -88,7 +88,7 @@ def _dashboard(name: str, text: str) -> dict[str, Any]:
         "kind": "ConfigMap",
         "metadata": {
             "name": f"dashboard-{name.removesuffix('.json')}",
-            # The label by which the sidecar of Grafana's chart finds it.
+            # The sidecar in Grafana's Helm chart finds ConfigMaps by this label.
             "labels": {**_LABELS, "grafana_dashboard": "1"},
         },
         "data": {name: text},

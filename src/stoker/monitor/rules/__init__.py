@@ -1,1 +1,1 @@
-"""Recording rules and alerts, generated as rules of Prometheus."""
+"""Recording rules and alerts, from which the rules files of Prometheus are generated."""

@@ -1,4 +1,4 @@
-"""Recording rules and alerts of GPUs."""
+"""Recording rules and alerts about GPUs."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from stoker.monitor.rules.rule import Alert, Recording, Severity
 RECORDINGS = (
     Recording(
         record="gpu:stoker_gpu_active:ratio_avg5m",
-        # GPM's activity of the SMs; without GPM, NVML's share of time in which some kernel ran.
+        # With GPM, the activity of the SMs; without GPM, NVML's share of time in which any kernel ran.
         expr="avg_over_time(stoker_gpu_sm_active_ratio[5m]) or avg_over_time(stoker_gpu_kernel_ran_ratio[5m])",
     ),
     Recording(
@@ -23,7 +23,7 @@ RECORDINGS = (
 _HELD = 'max by (instance, uuid) (stoker_gpu_process_memory_bytes{run!=""}) > 0'
 
 _SLOWED = "heat.*|power brake"
-"""Throttle reasons that are faults. The power limit is not one: it is reached at full load."""
+"""Pattern of throttle reasons that are faults. The power limit is not a fault: it is reached at full load."""
 
 _WHERE = "GPU {{ $labels.gpu }} at {{ $labels.instance }}"
 
@@ -33,16 +33,16 @@ ALERTS = (
         expr=f"gpu:stoker_gpu_active:ratio_avg5m < 0.05 and on (instance, uuid) ({_HELD})",
         lasts="5m",
         severity=Severity.TICKET,
-        summary=f"{_WHERE} is idle, but a run holds it",
-        description="For 10 minutes its SMs were active less than 5 % of the time: the run waits for input, hangs or has ended badly.",
+        summary=f"{_WHERE} is idle, but a run uses its memory",
+        description="For 10 minutes its SMs were active less than 5 % of the time: the run waits for input, hangs, or did not end cleanly.",
     ),
     Alert(
         name="StokerGpuHot",
         expr="stoker_gpu_temperature_celsius > 87",
         lasts="5m",
         severity=Severity.PAGE,
-        summary=f"{_WHERE} has {{{{ $value }}}} degrees Celsius",
-        description="Near this temperature the card lowers its clocks; above it, it switches off.",
+        summary=f"{_WHERE} is at {{{{ $value }}}} degrees Celsius",
+        description="Near this temperature the card lowers its clocks; if it gets hotter, it shuts down.",
     ),
     Alert(
         name="StokerGpuThrottled",
@@ -50,14 +50,14 @@ ALERTS = (
         lasts="5m",
         severity=Severity.TICKET,
         summary=f"{_WHERE} is slowed down: {{{{ $labels.reason }}}}",
-        description="Heat or the power supply holds its clocks down more than half of the time.",
+        description="Heat or the power supply keeps its clocks low for more than half of the time.",
     ),
     Alert(
         name="StokerGpuEccErrors",
         expr='increase(stoker_gpu_ecc_errors_total{kind=~".*uncorrected.*"}[1h]) > 0',
         severity=Severity.PAGE,
         summary=f"{_WHERE} has uncorrected ECC errors",
-        description="Its memory lost data that could not be corrected: results since then are in doubt, and the card may need to be replaced.",
+        description="Its memory had errors that could not be corrected: results since then may be wrong, and the card may have to be replaced.",
     ),
     Alert(
         name="StokerGpuMemoryNearlyFull",
@@ -71,7 +71,7 @@ ALERTS = (
         name="StokerGpuLost",
         expr="stoker_gpu_lost == 1",
         severity=Severity.PAGE,
-        summary=f"{_WHERE} is lost: the driver does not reach it",
-        description="It fell off the bus; what ran on it has failed or hangs, and it takes a reset or a reboot.",
+        summary=f"{_WHERE} is lost: the driver cannot reach it",
+        description="The GPU fell off the bus: programs on it have failed or hang, and it needs a reset or the machine a reboot.",
     ),
 )

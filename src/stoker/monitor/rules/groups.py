@@ -14,7 +14,7 @@ from stoker.monitor.settings import RuleSettings
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Group:
-    """Rules of one subject: a recording rule precedes the rules that read it."""
+    """Rules about one subject; recording rules come before the rules that use them."""
 
     name: str
     recordings: tuple[Recording, ...]
@@ -22,7 +22,7 @@ class Group:
 
 
 def all_groups(settings: RuleSettings) -> tuple[Group, ...]:
-    """Return every group."""
+    """Return all groups."""
     return (
         Group(name="stoker-targets", recordings=(), alerts=targets.ALERTS),
         Group(name="stoker-gpu", recordings=gpu.RECORDINGS, alerts=gpu.ALERTS),
@@ -40,12 +40,12 @@ def all_groups(settings: RuleSettings) -> tuple[Group, ...]:
 
 
 def all_alerts(settings: RuleSettings) -> tuple[Alert, ...]:
-    """Return every alert."""
+    """Return all alerts."""
     return tuple(alert for group in all_groups(settings) for alert in group.alerts)
 
 
 def rules_spec(settings: RuleSettings) -> dict[str, Any]:
-    """Return the groups in the form of a rules file and of the `spec` of a PrometheusRule."""
+    """Return all rules in the form of a rules file, which is also the `spec` of a PrometheusRule."""
     scale = settings.time_scale
     return {
         "groups": [
@@ -62,5 +62,5 @@ def rules_spec(settings: RuleSettings) -> dict[str, Any]:
 
 
 def rules_text(settings: RuleSettings) -> str:
-    """Return the rules file of Prometheus; the text depends only on the settings."""
+    """Return the text of Prometheus's rules file; it depends only on the settings."""
     return yaml.safe_dump(rules_spec(settings), sort_keys=False, width=10_000)

@@ -1,4 +1,4 @@
-"""The models of an objective: those named in `slo.models`, or all others."""
+"""Finds the models to which each objective applies: models with objectives of their own, or all other models."""
 
 from __future__ import annotations
 
@@ -12,12 +12,13 @@ from stoker.monitor.settings import ModelSlo, Slo
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Objective:
-    """A value, and the models to which it applies."""
+    """The value of an objective, and the models to which it applies."""
 
     value: float
+    """Percent for availability, milliseconds for latency."""
 
     matcher: str
-    """PromQL's matcher of these models, without braces; empty: all models."""
+    """PromQL matcher that selects these models, without braces; empty: all models."""
 
     @property
     def braces(self) -> str:
@@ -26,24 +27,24 @@ class Objective:
 
     @property
     def more(self) -> str:
-        """The matcher to append to another one."""
+        """The matcher with a comma before it, to append to another matcher."""
         return f",{self.matcher}" if self.matcher else ""
 
 
 def availabilities(slo: Slo) -> tuple[Objective, ...]:
-    """Return the objectives of availability, percent: first that of all models without their own."""
+    """Return the objectives of availability; the first applies to all models without an objective of their own."""
     return _objectives(slo, slo.availability, lambda model: model.availability)
 
 
 def p99s_ms(slo: Slo) -> tuple[Objective, ...]:
-    """Return the objectives of latency, milliseconds: first that of all models without their own."""
+    """Return the objectives of latency; the first applies to all models without an objective of their own."""
     return _objectives(slo, slo.p99_ms, lambda model: model.p99_ms)
 
 
 def _objectives(
     slo: Slo, common: float, own: Callable[[ModelSlo], float | None]
 ) -> tuple[Objective, ...]:
-    """Models with equal values share an objective, so that no two alerts have the same labels."""
+    """Return all objectives; models with equal values share one, so that no two alerts have the same labels."""
     named: dict[float, list[str]] = {}
     for name, model in sorted(slo.models.items()):
         value = own(model)
@@ -58,5 +59,5 @@ def _objectives(
 
 def _matcher(operator: str, names: list[str]) -> str:
     pattern = "|".join(map(re.escape, names))
-    # A string of PromQL is escaped like one of JSON.
+    # PromQL escapes strings in the same way as JSON.
     return f"model_name{operator}{json.dumps(pattern, ensure_ascii=False)}" if names else ""

@@ -1,7 +1,7 @@
 """Alerts and recording rules as data, and their conversion to rules of Prometheus.
 
-PromQL is written with the windows of production. Rendering divides them by the time scale:
-`[5m]`, `[1h:1m]`, `offset 1h`, and `duration(30m)`, which is a number of seconds.
+The PromQL in this package has the windows for production. The conversion divides all durations by the time scale:
+`[5m]`, `[1h:1m]`, `offset 1h`, and `duration(30m)`, which becomes a number of seconds.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 RUNBOOKS = "https://github.com/stoker/stoker/blob/main/docs/how-to/runbooks.md"
-"""Page with a heading for each alert."""
+"""Address of the page that has a section about each alert."""
 
 _UNIT_MS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000}
 _DURATION = r"\d+(?:ms|s|m|h|d)"
@@ -22,7 +22,7 @@ _SECONDS = re.compile(rf"duration\(({_DURATION})\)")
 
 
 class Severity(StrEnum):
-    """Who has to act, and how soon. Source: Google, Site Reliability Workbook, chapter 5."""
+    """How soon a person has to act. Source: Google, Site Reliability Workbook, chapter 5."""
 
     PAGE = "page"
     """A person must act now."""
@@ -31,7 +31,7 @@ class Severity(StrEnum):
     """A person must act within days."""
 
     NONE = "none"
-    """No action is needed: the alert shows that alerts arrive."""
+    """No action is needed: the alert only shows that alerts arrive."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,14 +39,14 @@ class Recording:
     """One recording rule."""
 
     record: str
-    """Name, by Prometheus's convention: level:metric:operations."""
+    """Name of the new series, by Prometheus's convention level:metric:operations."""
 
     expr: str
 
     labels: Mapping[str, str] = field(default_factory=dict)
 
     def as_dict(self, time_scale: float) -> dict[str, Any]:
-        """Return it in the form that Prometheus reads."""
+        """Return the rule in the form that Prometheus reads."""
         found: dict[str, Any] = {"record": self.record, "expr": scaled(self.expr, time_scale)}
         return found | ({"labels": dict(self.labels)} if self.labels else {})
 
@@ -62,37 +62,37 @@ class Alert:
     severity: Severity
 
     summary: str
-    """One line with the labels of the alert."""
+    """One line that contains labels of the alert."""
 
     description: str
-    """What it means and what to check first, one sentence."""
+    """One sentence: what the alert means, and what to check first."""
 
     lasts: str = ""
-    """How long the expression must hold (`for`); empty: it fires at once."""
+    """How long the expression must hold before the alert fires (`for`); empty: it fires immediately."""
 
-    lasts_least: str = ""
-    """Shortest `for` at any time scale: a delay that does not scale."""
+    min_lasts: str = ""
+    """Minimum of `for`, which is not divided by the time scale."""
 
     keep: str = "5m"
-    """How long it keeps firing after the expression no longer holds (`keep_firing_for`); empty: not at all."""
+    """How long the alert still fires after the expression no longer holds (`keep_firing_for`); empty: not at all."""
 
     labels: Mapping[str, str] = field(default_factory=dict)
     """Additional labels, e.g. the windows of a burn rate."""
 
     @property
     def runbook(self) -> str:
-        """Address of its runbook."""
+        """Address of the section about this alert in the runbooks."""
         return f"{RUNBOOKS}#{self.name.lower()}"
 
     def as_dict(self, time_scale: float) -> dict[str, Any]:
-        """Return it in the form that Prometheus reads."""
+        """Return the rule in the form that Prometheus reads."""
         found: dict[str, Any] = {"alert": self.name, "expr": scaled(self.expr, time_scale)}
-        for key, duration, least in (
-            ("for", self.lasts, self.lasts_least),
+        for key, duration, minimum in (
+            ("for", self.lasts, self.min_lasts),
             ("keep_firing_for", self.keep, ""),
         ):
             if duration:
-                found[key] = scaled_duration(duration, time_scale, least=least)
+                found[key] = scaled_duration(duration, time_scale, minimum=minimum)
         return found | {
             "labels": {"severity": self.severity.value, **self.labels},
             "annotations": {
@@ -104,7 +104,7 @@ class Alert:
 
 
 def scaled(expr: str, time_scale: float) -> str:
-    """Return PromQL with every window divided by the time scale."""
+    """Return PromQL with every duration divided by the time scale."""
 
     def window(found: re.Match[str]) -> str:
         length, step, offset = found.groups()
@@ -121,9 +121,9 @@ def scaled(expr: str, time_scale: float) -> str:
     return _SECONDS.sub(seconds, _WINDOW.sub(window, " ".join(expr.split())))
 
 
-def scaled_duration(duration: str, time_scale: float, *, least: str = "") -> str:
-    """Return a duration divided by the time scale, in Prometheus's form: in whole units, at least `least` or 1 ms."""
-    left = max(_milliseconds(least or "1ms"), round(_milliseconds(duration) / time_scale))
+def scaled_duration(duration: str, time_scale: float, *, minimum: str = "") -> str:
+    """Return a duration divided by the time scale, e.g. `1m30s`; it is at least `minimum` (default: 1 ms)."""
+    left = max(_milliseconds(minimum or "1ms"), round(_milliseconds(duration) / time_scale))
     parts = []
     for unit, size in sorted(_UNIT_MS.items(), key=lambda item: -item[1]):
         count, left = divmod(left, size)

@@ -1,4 +1,4 @@
-"""Recording rules and alerts of servers and rollouts, except the burn rates."""
+"""Recording rules and alerts about servers and rollouts, except the burn rates."""
 
 from __future__ import annotations
 
@@ -19,8 +19,8 @@ RECORDINGS = (
         expr="histogram_quantile(0.5, sum by (model_name, le) (rate(stoker_request_latency_bucket[5m]))) / 1e6",
     ),
     Recording(
-        # Little's law: waiting requests / requests per second = seconds of wait. The models of a server
-        # share its threads, so each has its share of those that wait for one.
+        # Little's law: waiting requests / requests per second = seconds of wait. All models of a server share its
+        # threads, so the requests that wait for a thread are divided among the models by their request rates.
         record="model:stoker_thread_wait_seconds:avg5m",
         expr="sum by (model_name) (sum by (instance, model_name) (rate(stoker_request_count[5m]))"
         " * on (instance) group_left () (sum by (instance) (avg_over_time(stoker_requests_without_thread[5m]))"
@@ -42,7 +42,7 @@ _MODEL = "Model {{ $labels.model_name }}"
 
 _LOADED = "max by (instance, model_name) (stoker_model_loaded)"
 _LOADING = 'max by (instance, model_name) (stoker_model_loaded{version=""})'
-"""Models that no version can answer, and that have not failed either; its value is 0."""
+"""PromQL: models of which no version is loaded yet and none has failed to load; the value is 0."""
 
 _ROLLED_BACK = 'max by (model_name) (stoker_rollout_phase{phase="rolled back"})'
 
@@ -50,13 +50,14 @@ _ROLLED_BACK = 'max by (model_name) (stoker_rollout_phase{phase="rolled back"})'
 def _queue_growing(objective: Objective) -> Alert:
     return Alert(
         name="StokerQueueGrowing",
-        # At a low rate one scrape that sees a waiting request is a long wait; at 0, requests hang.
+        # Models with a low rate are left out: a single scrape that sees a waiting request would look like a long
+        # wait. At rate 0, requests hang, so the alert fires.
         expr=f"model:stoker_queue_wait_seconds:avg5m{objective.braces} > {objective.value / 1e3:g}"
         f" unless {_RATE} > 0 < {MIN_RATE}",
-        lasts="10m",  # longer than the window: one scrape that sees a peak is in it for 5 minutes
+        lasts="10m",  # longer than the window of 5 minutes, in which a single scrape may see a peak
         severity=Severity.TICKET,
-        summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} for a thread and in the queue",
-        description=f"That alone is longer than {objective.value:g} ms, within which the whole answer is to come: add servers or threads, or raise the batch size.",
+        summary="Requests of model {{ $labels.model_name }} wait {{ $value | humanizeDuration }} before they run",
+        description=f"The wait for a thread and in the queue is longer than {objective.value:g} ms, the objective for the whole answer: add servers or threads, or raise the batch size.",
         labels={"objective": f"{objective.value:g} ms"},
     )
 
@@ -71,16 +72,16 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             lasts="1m",
             severity=Severity.PAGE,
             summary=f"{_MODEL} failed to load at {{{{ $labels.instance }}}}",
-            description="The server has no version of a model that it should serve; requests to it fail.",
+            description="The server could not load any version of the model; requests to the model fail.",
             labels={"state": "failed"},
         ),
         Alert(
             name="StokerModelNotLoaded",
             expr=_LOADING,
-            lasts="10m",  # a server that has just started loads its models
+            lasts="10m",  # time for a server that has just started to load its models
             severity=Severity.PAGE,
             summary=f"{_MODEL} is not loaded at {{{{ $labels.instance }}}}",
-            description="It has been loading for 10 minutes, or its folder has had no version; requests to it fail.",
+            description="For 10 minutes, the model has been loading, or its folder has had no version; requests to the model fail.",
             labels={"state": "loading"},
         ),
         Alert(
@@ -90,7 +91,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             lasts="1h",
             severity=Severity.TICKET,
             summary="The server at {{ $labels.instance }} has grown to {{ $value | humanize1024 }}B",
-            description="In 6 hours its memory grew by more than a fifth and did not go back: more models, larger requests, or a leak.",
+            description="In 6 hours its memory grew by more than 20 % and did not fall again: more models, larger requests, or a leak.",
         ),
         Alert(
             name="StokerPredictionSkew",
@@ -98,7 +99,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             lasts="30m",
             severity=Severity.TICKET,
             summary=f"{_MODEL}: column {{{{ $labels.column }}}} of requests differs from training",
-            description="Its distribution is not the one that the model was trained on; `stoker skew` on a request log shows both.",
+            description="The distribution of the column differs from the training data; `stoker skew` with a request log shows both.",
         ),
         Alert(
             name="StokerPredictionDrift",
@@ -106,14 +107,14 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             lasts="30m",
             severity=Severity.TICKET,
             summary=f"{_MODEL}: column {{{{ $labels.column }}}} of requests has changed",
-            description="Its distribution is not the one of earlier requests: a client has changed, or the world has.",
+            description="The distribution of the column differs from earlier requests: a client has changed, or the world has.",
         ),
         Alert(
             name="StokerRolledBack",
             expr=f"({_ROLLED_BACK} == 1) unless ({_ROLLED_BACK.removesuffix(')')} offset 1h) == 1)",
             severity=Severity.TICKET,
             summary="The rollout of model {{ $labels.model_name }} was rolled back",
-            description="Within the last hour a gate refused the candidate, and all traffic is back at the version before: `stoker rollout status` has the reason.",
+            description="Within the last hour a gate refused the candidate, and all traffic is back on the previous version: `stoker rollout status` shows the reason.",
             keep="",
         ),
     )

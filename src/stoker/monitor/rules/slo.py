@@ -1,4 +1,4 @@
-"""Burn rates of error budgets: how fast failures use up the number that an objective allows.
+"""Recording rules and alerts about burn rates: how fast failures use up the error budget that an objective allows.
 
 Source: Google, Site Reliability Workbook, chapter 5, "Multiwindow, multi-burn-rate alerts".
 """
@@ -14,16 +14,16 @@ from stoker.monitor.settings import Slo
 from stoker.serve.observability.metrics import LATENCY_BOUNDS_US
 
 WINDOWS = ("5m", "30m", "1h", "6h", "3d")
-"""Windows of the recorded ratios. The names of the ratios contain these windows at every time scale."""
+"""Windows of the recorded ratios. The names of the series contain these windows, whatever the time scale is."""
 
 SERVER_ERRORS = "UNKNOWN|DEADLINE_EXCEEDED|RESOURCE_EXHAUSTED|ABORTED|UNIMPLEMENTED|INTERNAL|UNAVAILABLE|DATA_LOSS"
-"""Statuses that count as errors; a client's mistake, such as INVALID_ARGUMENT, does not."""
+"""Pattern of the statuses that count as errors. An error of a client, such as INVALID_ARGUMENT, does not count."""
 
 LATENCY_BUDGET = 0.01
 """Share of requests that may be slower than `p99_ms`."""
 
 MIN_RATE = 1
-"""Requests per second of a model below which no burn rate alerts: a single failure would be a large share."""
+"""Minimum requests per second of a model for alerts about burn rates: below, a single failure is a large share."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,18 +36,18 @@ class _Burn:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class _Promise:
+class _ErrorBudget:
     alert: str
     series: str
     matcher: str
-    """Matcher of its models, in braces."""
-    budget: float
-    """Share of requests that may break the objective."""
+    """PromQL matcher of its models, in braces."""
+    share: float
+    """Share of requests that may miss the objective."""
     text: str
     objective: str
 
     def over(self, window: str) -> str:
-        """Return the share of requests that breaks it over a window."""
+        """Return PromQL for the share of requests that missed the objective over a window."""
         return f"model:{self.series}:ratio_rate{window}{self.matcher}"
 
 
@@ -59,7 +59,7 @@ _BURNS = (
 
 
 def recordings(slo: Slo) -> tuple[Recording, ...]:
-    """Return rates of requests, shares of failed and of slow requests, by model and window."""
+    """Return the rules that record the request rate and the shares of failed and slow requests, by model and window."""
     return tuple(found for window in WINDOWS for found in _of_window(window, slo))
 
 
@@ -72,7 +72,8 @@ def _of_window(window: str, slo: Slo) -> tuple[Recording, ...]:
         ),
         Recording(
             record=f"model:stoker_request_errors:ratio_rate{window}",
-            # A model without errors does not have this series: then the share is 0, not unknown.
+            # A model without errors has no series with these statuses; `or 0 * ...` makes its share 0 instead of
+            # unknown.
             expr=f'(sum by (model_name) (rate(stoker_request_count{{status=~"{SERVER_ERRORS}"}}[{window}]))'
             f" or 0 * {requests}) / {requests}",
         ),
@@ -91,7 +92,10 @@ def _slow(objective: Objective, window: str) -> str:
 
 
 def _faster_than(objective: Objective, window: str) -> str:
-    """The rate of requests below a latency, interpolated inside its bucket like `histogram_quantile`."""
+    """Return PromQL for the rate of requests faster than the objective.
+
+    Inside a bucket it interpolates, like `histogram_quantile`.
+    """
     limit_us = objective.value * 1e3
     bounds = (0.0, *LATENCY_BOUNDS_US)
     below, above = next(pair for pair in pairwise(bounds) if limit_us <= pair[1])
@@ -107,13 +111,13 @@ def _faster_than(objective: Objective, window: str) -> str:
 
 
 def _of_bound(bound: float) -> str:
-    """Return the matcher of a bucket: Prometheus 3 stores a whole number as `10.0`, Prometheus 2 as it was written."""
+    """Return the matcher of a bucket's bound: Prometheus 3 stores a whole number as `10.0`, Prometheus 2 unchanged."""
     text = f"{bound:g}"
     return f'le=~"{text}([.]0)?"' if text.isdecimal() else f'le="{text}"'
 
 
 def alerts(slo: Slo) -> tuple[Alert, ...]:
-    """Return the burn rate alerts of both objectives."""
+    """Return the alerts about burn rates of both kinds of objectives."""
     return tuple(
         found
         for burn in _BURNS
@@ -125,14 +129,14 @@ def alerts(slo: Slo) -> tuple[Alert, ...]:
 
 
 def _errors(objective: Objective, burn: _Burn) -> Alert:
-    budget = 1.0 - objective.value / 100.0
+    share = 1.0 - objective.value / 100.0
     return _alert(
-        _Promise(
+        _ErrorBudget(
             alert="StokerErrorBudgetBurn",
             series="stoker_request_errors",
             matcher=objective.braces,
-            budget=budget,
-            text=f"{budget:.3%} of requests may fail",
+            share=share,
+            text=f"{share:.3%} of requests may fail",
             objective=f"{objective.value:g}%",
         ),
         burn,
@@ -142,11 +146,11 @@ def _errors(objective: Objective, burn: _Burn) -> Alert:
 def _latency(objective: Objective, burn: _Burn) -> Alert:
     ms = f"{objective.value:g} ms"
     return _alert(
-        _Promise(
+        _ErrorBudget(
             alert="StokerLatencyBudgetBurn",
             series="stoker_request_slow",
             matcher=objective.braces,
-            budget=LATENCY_BUDGET,
+            share=LATENCY_BUDGET,
             text=f"{LATENCY_BUDGET:.0%} of requests may take longer than {ms}",
             objective=ms,
         ),
@@ -154,17 +158,17 @@ def _latency(objective: Objective, burn: _Burn) -> Alert:
     )
 
 
-def _alert(promise: _Promise, burn: _Burn) -> Alert:
-    limit = f"{burn.rate * promise.budget:.6g}"
+def _alert(budget: _ErrorBudget, burn: _Burn) -> Alert:
+    limit = f"{burn.rate * budget.share:.6g}"
     return Alert(
-        name=promise.alert + burn.suffix,
-        expr=f"{promise.over(burn.long)} > {limit} and {promise.over(burn.short)} > {limit}"
+        name=budget.alert + burn.suffix,
+        expr=f"{budget.over(burn.long)} > {limit} and {budget.over(burn.short)} > {limit}"
         f" and model:stoker_requests:rate{burn.short} >= {MIN_RATE}",
         severity=burn.severity,
         summary="Model {{ $labels.model_name }} uses up its error budget: {{ $value | humanizePercentage }} of requests",
-        description=f"{promise.text}; at this rate the budget of 30 days is gone in {30 / burn.rate:.2g} days. "
-        f"Seen over {burn.long} and {burn.short}.",
-        labels={"windows": f"{burn.long} {burn.short}", "objective": promise.objective},
+        description=f"{budget.text}; at this rate the budget of 30 days is used up in {30 / burn.rate:.2g} days. "
+        f"Measured over {burn.long} and {burn.short}.",
+        labels={"windows": f"{burn.long} {burn.short}", "objective": budget.objective},
         lasts="" if burn.severity is Severity.PAGE else "1h",
         keep="5m" if burn.severity is Severity.PAGE else "1h",
     )

@@ -10,17 +10,17 @@ ALERTS = (
         expr="vector(1)",
         severity=Severity.NONE,
         summary="Alerts arrive",
-        description="It always fires; if it stops arriving, Prometheus, Alertmanager or the path to the receiver is broken.",
+        description="This alert always fires; if it stops arriving, Prometheus, Alertmanager or the path to the receiver is broken.",
         keep="",
     ),
     Alert(
         name="StokerTargetDown",
         expr='up{job=~"stoker-.*"} == 0',
         lasts="2m",
-        lasts_least="8s",  # Prometheus forgets a removed target after 5 s at any time scale
+        min_lasts="8s",  # Prometheus forgets a removed target after 5 s, whatever the time scale is
         severity=Severity.PAGE,
         summary="{{ $labels.job }} at {{ $labels.instance }} does not answer",
-        description="The process has ended, hangs, or its port cannot be reached; its other alerts are silent.",
+        description="The process has ended, hangs, or its port cannot be reached; other alerts about it cannot fire.",
     ),
     Alert(
         name="StokerExporterWithoutData",
@@ -28,6 +28,6 @@ ALERTS = (
         lasts="1m",
         severity=Severity.TICKET,
         summary="The GPU exporter at {{ $labels.instance }} has had no sample for {{ $value | humanizeDuration }}",
-        description="It answers, but the driver does not respond; alerts on GPUs see old values or none.",
+        description="The exporter answers, but the driver does not; alerts about GPUs have old values or none.",
     ),
 )

@@ -1,4 +1,4 @@
-"""Recording rules and alerts of training runs."""
+"""Recording rules and alerts about training runs."""
 
 from __future__ import annotations
 
@@ -41,35 +41,35 @@ _RUN = "Run {{ $labels.run }}"
 
 
 def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
-    """Return the alerts of training."""
+    """Return the alerts about training runs."""
     checkpoint = f"{round(settings.no_checkpoint_minutes * 60_000)}ms"
     return (
         Alert(
             name="StokerInputBound",
-            # Not in a run's first minutes, whose files are not in the page cache yet.
+            # Not in the first 5 minutes of a run: its files are not in the page cache yet.
             expr="run:stoker_train_input_wait:ratio_avg5m > 0.2"
             " and on (run) stoker_train_input_wait_ratio offset 5m",
             lasts="5m",
             severity=Severity.TICKET,
             summary=f"{_RUN} waits for input {{{{ $value | humanizePercentage }}}} of the time",
-            description="The device waits for data: see which part of the input is slow with `stoker profile`, and let `stoker tune` choose the settings of the feed.",
+            description="The device waits for data: `stoker profile` shows which part of the input is slow, and `stoker tune` chooses settings of the feed.",
         ),
         Alert(
             name="StokerLossNotFinite",
             expr="stoker_train_loss != stoker_train_loss or abs(stoker_train_loss) == Inf",
             severity=Severity.PAGE,
             summary="The loss of run {{ $labels.run }} is {{ $value }}",
-            description="Every further step is wasted: stop the run and go on from a checkpoint before it.",
+            description="Every further step is wasted: stop the run, and continue from a checkpoint before that.",
         ),
         Alert(
             name="StokerLossDiverging",
-            # Means are compared with means: the loss of one call is noisy, and that of a good start falls fast.
+            # Compare means with means: the loss of a single call is noisy.
             expr="run:stoker_train_loss:avg10m > 2 * min_over_time(run:stoker_train_loss:avg10m[6h])"
             " and min_over_time(run:stoker_train_loss:avg10m[6h]) > 0.001",
             lasts="10m",
             severity=Severity.TICKET,
             summary="The loss of run {{ $labels.run }} has risen to {{ $value }}",
-            description="For 10 minutes its mean of 10 minutes has been more than twice its lowest one of 6 hours: lower the learning rate, or go on from a checkpoint.",
+            description="For 10 minutes, the 10-minute mean of the loss has been more than twice its minimum of the last 6 hours: lower the learning rate, or continue from a checkpoint.",
         ),
         Alert(
             name="StokerNoCheckpoint",
@@ -77,7 +77,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             lasts="1m",
             severity=Severity.PAGE,
             summary=f"{_RUN} has written no checkpoint for {{{{ $value | humanizeDuration }}}}",
-            description="A failure now costs all steps since then: look at the run's log, its disk and `train.checkpoint`.",
+            description="A failure now would lose all steps since then: check the run's log, its disk and `train.checkpoint`.",
         ),
         Alert(
             name="StokerGoodputLow",
@@ -85,7 +85,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             lasts="30m",
             severity=Severity.TICKET,
             summary=f"{_RUN} spends {{{{ $value | humanizePercentage }}}} of its time in training steps",
-            description="The rest is input, compilation, checkpoints, validation and lost work: `stoker goodput` splits it.",
+            description="The rest is compilation, checkpoints, validation, lost work and waiting: `stoker goodput` shows the share of each.",
         ),
         Alert(
             name="StokerStraggler",
@@ -93,6 +93,6 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             lasts="5m",
             severity=Severity.TICKET,
             summary="Worker {{ $labels.worker }} of run {{ $labels.run }} is {{ $value | humanize }} times as slow as the others",
-            description="All workers wait for it in every step: check its GPU, its cores and its disk.",
+            description="All workers wait for this worker in every step: check its GPU, its cores and its disk.",
         ),
     )

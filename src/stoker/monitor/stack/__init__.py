@@ -1,1 +1,1 @@
-"""Prometheus and Alertmanager on this machine: their settings, start, state and end."""
+"""Runs Prometheus and Alertmanager on this machine: settings, start, state and end."""

@@ -1,4 +1,4 @@
-"""Starts Prometheus and Alertmanager on loopback, and ends what it started."""
+"""Starts Prometheus and Alertmanager on the loopback address, and ends the programs that it started."""
 
 from __future__ import annotations
 
@@ -28,17 +28,17 @@ from stoker.monitor.stack.wiring import (
 
 HOST = "127.0.0.1"
 READY_S = 30.0
-"""Longest wait for a program to be ready, seconds: Prometheus reads its old data first."""
+"""Maximum wait until a program is ready, seconds: Prometheus first reads its old data."""
 
 _RETENTION = ("--storage.tsdb.retention.time=15d", "--storage.tsdb.retention.size=10GB")
-"""Older or larger data is deleted: time series must not fill the disk of the runs."""
+"""Flags that limit the age and size of the data: time series must not fill the disk of the runs."""
 
 _REASON = re.compile(r'level=error.* err="((?:[^"\\]|\\.)*)"', re.IGNORECASE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Stack:
-    """The two programs of one state folder."""
+    """Prometheus and Alertmanager with one state folder."""
 
     folder: Path
     """Folder of settings, data, logs, and the record of the running programs."""
@@ -47,19 +47,19 @@ class Stack:
     alertmanager_port: int = 9093
 
     def up(self, wiring: Wiring, *, keep_edited: bool = False) -> tuple[Started, ...]:
-        """Write the settings and start both programs; on failure, neither runs.
+        """Write the settings and start both programs; after a failure, neither runs.
 
         Args:
-            wiring: the scrape targets and the receivers of alerts.
-            keep_edited: use edited files as they are.
+            wiring: The scrape targets, the rules, and the receivers of alerts.
+            keep_edited: Whether to use edited settings files as they are.
 
         Raises:
-            BusyError: the programs already run.
-            ConfigError: a port is taken, a program is missing or of another version, or a file was edited.
-            UserError: a program does not become ready, or the disk is full.
+            BusyError: A program is already running.
+            ConfigError: A port is in use, a program is missing or has an unsupported version, or a file was edited.
+            UserError: A program does not become ready, or the disk is full.
         """
-        with writable(self.folder, what="the state folder", fix="Name another one: --state DIR."):
-            # Readable only by this user: the address of a webhook may contain a secret.
+        with writable(self.folder, what="the state folder", fix="Give another one: --state DIR."):
+            # Only this user may read it: the address of a webhook may contain a secret.
             self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             with alone(self.folder / "lock"):
                 return self._up(wiring, keep_edited=keep_edited)
@@ -94,7 +94,7 @@ class Stack:
         return started
 
     def down(self) -> tuple[Started, ...]:
-        """End the programs that `up` started and that still run; return them. Time series and settings remain."""
+        """End the programs that `up` started and that still run; return them. Their data and settings are kept."""
         if not self.folder.is_dir():
             return ()
         with alone(self.folder / "lock"):
@@ -123,8 +123,8 @@ class Stack:
         write_generated(
             self.folder,
             texts,
-            fix=f"Move rules of your own to {self.folder / 'rules.d'} and delete the file, or use it as "
-            "it is: --keep-edited.",
+            fix=f"Move rules of your own to {self.folder / 'rules.d'} and delete the edited file, or use it "
+            "as it is: --keep-edited.",
         )
 
     def _start(self, program: Program, path: str, port: int, *, wiring: Wiring) -> Started:
@@ -136,14 +136,15 @@ class Stack:
             f"--web.listen-address={address}",
         ]
         if program is PROMETHEUS:
-            # The first sends get lost: Prometheus knows no Alertmanager in its first seconds.
+            # Send alerts again soon: alerts of the first seconds are lost, when Prometheus knows no Alertmanager yet.
             flags.append(f"--rules.alert.resend-delay={wiring.lasting('1m')}")
-            # The series of an earlier `up` are seen for this long: 20 scrapes, as by default.
-            lookback = scaled_duration("5m", wiring.scale, least="20s")
+            # Queries see the last values of ended series, e.g. from an earlier `up`, for this long: 20 scrapes, as by
+            # default.
+            lookback = scaled_duration("5m", wiring.scale, minimum="20s")
             flags.append(f"--query.lookback-delta={lookback}")
             flags += [f"--storage.tsdb.path={data_folder(self.folder, program.name)}", *_RETENTION]
         else:
-            # Without a port for other Alertmanagers, which would be open to the network by default.
+            # Open no port for other Alertmanagers: by default, the network could reach it.
             data = data_folder(self.folder, program.name)
             flags += [f"--storage.path={data}", "--cluster.listen-address="]
         log = self.folder / f"{name}.log"
@@ -158,14 +159,14 @@ class Stack:
 
 
 def data_folder(state: Path, name: str) -> Path:
-    """Return the data folder of a program below the state folder."""
+    """Return the folder for the data of a program, inside the state folder."""
     return state / ("series" if name == PROMETHEUS.name else "alerts")
 
 
 def require_free(port: int, program: Program) -> None:
-    """Raise ConfigError if a port of this machine is taken."""
+    """Raise ConfigError if a port of this machine is in use."""
     with socket.socket() as trial:
-        # Like the program itself: a port that was used a moment ago is free.
+        # As the program does: a port that was in use a moment ago counts as free.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((HOST, port))
@@ -174,7 +175,7 @@ def require_free(port: int, program: Program) -> None:
             raise ConfigError(
                 f"{program.name}'s port must be free",
                 got=Plain(f"{HOST}:{port} ({getattr(error, 'strerror', None) or error})"),
-                fix=f"Name another one: --{option}-port PORT; the one that runs there is left alone.",
+                fix=f"Give another port: --{option}-port PORT. The program that uses this port was not touched.",
             ) from None
 
 
@@ -191,7 +192,7 @@ def is_ready(address: str) -> bool:
 
 
 def reason(log: Path) -> str:
-    """Return why a program ended: the first error in its log, of which later ones are consequences; or its last line."""
+    """Return why a program ended: the first error in its log, which usually causes all others; or else its last line."""
     last = last_line(log)
     with contextlib.suppress(OSError), log.open(errors="replace") as lines:
         found = next(filter(None, map(_REASON.search, lines)), None)
@@ -207,6 +208,6 @@ def _wait_until_ready(started: Started) -> None:
             raise UserError(
                 f"{started.name} must {what}",
                 got=Plain(reason(Path(started.log)) or "nothing in its log"),
-                fix=f"Its log: {started.log}.",
+                fix=f"See its log: {started.log}.",
             )
-        time.sleep(0.05)  # a program that starts sends no notification
+        time.sleep(0.05)  # the program does not notify us when it is ready

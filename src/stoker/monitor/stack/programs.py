@@ -1,4 +1,4 @@
-"""Finds Prometheus and Alertmanager on the PATH, in a version that can read the generated files."""
+"""Finds Prometheus and Alertmanager on the PATH, and checks that their versions can read the generated files."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from stoker.core.errors import ConfigError, Plain
 
 _VERSION = re.compile(r"version (\d+)\.(\d+)")
-_ASK_S = 10.0
+_TIMEOUT_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -20,26 +20,26 @@ class Program:
     name: str
 
     names: tuple[str, ...]
-    """Its names on the PATH, in the order in which they are tried; Debian uses its own."""
+    """Its possible file names, in the order in which they are tried; Debian uses a name of its own."""
 
     package: str
-    """Debian's package."""
+    """Name of its Debian package."""
 
-    least: tuple[int, int]
-    """Oldest version."""
+    min_version: tuple[int, int]
+    """Minimum version."""
 
     below: int
     """First major version that is not supported."""
 
     why: str
-    """Reason for the oldest version."""
+    """The setting that needs the minimum version."""
 
 
 PROMETHEUS = Program(
     name="Prometheus",
     names=("prometheus",),
     package="prometheus",
-    least=(2, 42),
+    min_version=(2, 42),
     below=4,
     why="keep_firing_for",
 )
@@ -47,7 +47,7 @@ ALERTMANAGER = Program(
     name="Alertmanager",
     names=("alertmanager", "prometheus-alertmanager"),
     package="prometheus-alertmanager",
-    least=(0, 24),
+    min_version=(0, 24),
     below=1,
     why="api_url_file",
 )
@@ -57,7 +57,7 @@ def find_program(program: Program) -> str:
     """Return the path of a program.
 
     Raises:
-        ConfigError: the program is not on the PATH, does not run, or has another version.
+        ConfigError: The program is not on the PATH, does not run, or has an unsupported version.
     """
     install = f"apt-get install {program.package}, or put {program.names[0]} on the PATH."
     path = next((there for name in program.names if (there := shutil.which(name))), None)
@@ -69,18 +69,18 @@ def find_program(program: Program) -> str:
         )
     try:
         done = subprocess.run(
-            [path, "--version"], capture_output=True, text=True, timeout=_ASK_S, check=False
+            [path, "--version"], capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
         )
-        said = done.stdout + done.stderr
+        printed = done.stdout + done.stderr
     except (OSError, subprocess.TimeoutExpired) as error:
-        said = str(error)
-    found = _VERSION.search(said)
+        printed = str(error)
+    found = _VERSION.search(printed)
     version = (int(found[1]), int(found[2])) if found else (0, 0)
-    if found is None or not program.least <= version < (program.below, 0):
-        least = ".".join(map(str, program.least))
+    if found is None or not program.min_version <= version < (program.below, 0):
+        minimum = ".".join(map(str, program.min_version))
         raise ConfigError(
-            f"{program.name} must be version {least} or newer ({program.why}), and below {program.below}",
-            got=Plain(f"{path}: {' '.join(said.split())[:80] or 'nothing'}"),
+            f"{program.name} must be version {minimum} or newer ({program.why}), and below {program.below}",
+            got=Plain(f"{path}: {' '.join(printed.split())[:80] or 'nothing'}"),
             fix=f"Install such a version: {install}",
         )
     return path

@@ -1,4 +1,4 @@
-"""Records which processes `stoker monitor up` started, so that `down` ends these and no others."""
+"""Records the processes that `stoker monitor up` started, so that `down` ends only these processes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ GRACE_S = 15.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Started:
-    """One started program."""
+    """A program that was started."""
 
     name: str
     """Prometheus or Alertmanager."""
@@ -29,21 +29,23 @@ class Started:
     pid: int
 
     began: str
-    """Its start by the kernel's clock: another process with the same ID has another start."""
+    """Start time of the process on the kernel's clock; a later process with the same ID has another start time."""
 
     address: str
-    """HOST:PORT."""
+    """Address on which it listens, HOST:PORT."""
 
     log: str
-    """File of its output."""
+    """File with its output."""
 
     @property
     def runs(self) -> bool:
-        """Whether it has not ended."""
-        return bool(self.began) and began(self.pid) == self.began  # empty: it ended at once
+        """Whether the program is still running."""
+        return (
+            bool(self.began) and began(self.pid) == self.began
+        )  # "": it ended before its start was read
 
     def end(self) -> None:
-        """Request its end, wait, and kill it if it does not end."""
+        """Send SIGTERM, wait, and kill the program if it does not end."""
         for number, wait_s in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
             if not self.runs:
                 return
@@ -51,14 +53,16 @@ class Started:
                 os.kill(self.pid, number)
             end_s = time.monotonic() + wait_s
             while self.runs and time.monotonic() < end_s:
-                time.sleep(0.05)  # it is not this process's child, so it cannot be waited for
+                time.sleep(
+                    0.05
+                )  # poll: the program is not a child of this process, so `wait` is impossible
 
 
 def read_started(folder: Path) -> tuple[Started, ...]:
-    """Return the processes that were started with this state folder; empty if there are none.
+    """Return the programs that were started with this state folder; empty if none were.
 
     Raises:
-        DataError: the file is damaged, or another version of Stoker wrote it.
+        DataError: The record is damaged, or another version of Stoker wrote it.
     """
     path = folder / FILE
     if not path.is_file():
@@ -67,14 +71,14 @@ def read_started(folder: Path) -> tuple[Started, ...]:
         return tuple(Started(**each) for each in read_json(path))
     except TypeError as error:
         raise DataError(
-            f"{path} must be what this version of `stoker monitor up` writes",
+            f"{path} must be a record that this version of `stoker monitor up` wrote",
             got=Plain(str(error)),
-            fix="End Prometheus and Alertmanager by hand, and delete the file.",
+            fix="End Prometheus and Alertmanager yourself, and delete the file.",
         ) from error
 
 
 def write_started(folder: Path, started: tuple[Started, ...]) -> None:
-    """Record what was started; with nothing, remove the record."""
+    """Record the programs that were started; if none were, remove the record."""
     if started:
         write_json(folder / FILE, [asdict(each) for each in started])
     else:

@@ -1,4 +1,4 @@
-"""The state of the started programs: targets, firing alerts, a full disk."""
+"""Reads the state of the started programs: targets, firing alerts, and problems such as a full disk."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from stoker.monitor.stack.state import Started
 
 _TAIL_BYTES = 1 << 16
 _MIN_FREE_BYTES = 1 << 20
-"""With less free space, the next write of Prometheus may fail; each takes at least 32 KiB."""
+"""Minimum free space, bytes: with less, the next write of Prometheus may fail. Each write takes at least 32 KiB."""
 
 _FULL = b"no space left on device"
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProgramStatus:
-    """One program that `up` started."""
+    """The state of a program that `up` started."""
 
     name: str
     address: str
@@ -30,28 +30,28 @@ class ProgramStatus:
     state: str
     """`ready`, `starting` or `ended`."""
     problem: str
-    """A problem, one line; empty: none."""
+    """One line about a problem; empty: none."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Status:
-    """Both programs, and what Prometheus sees."""
+    """The state of both programs, and the targets and alerts of Prometheus."""
 
     programs: tuple[ProgramStatus, ...]
     targets: tuple[tuple[str, str, str], ...]
-    """Job, address, and `up` or why it cannot be scraped."""
+    """For each target: job, address, and `up` or why it cannot be scraped."""
     alerts: tuple[tuple[str, str], ...]
-    """Name and summary of each firing alert."""
+    """For each firing alert: name and summary."""
 
 
 def read_status(started: tuple[Started, ...]) -> Status:
-    """Query the programs; one that does not answer has no targets and no alerts."""
+    """Query the programs; if Prometheus does not answer, the targets and alerts are empty."""
     programs = tuple(_program(each) for each in started)
     prometheus = next((each for each in programs if each.name == "Prometheus"), None)
     if prometheus is None or prometheus.state != "ready":
         return Status(programs=programs, targets=(), alerts=())
-    targets = _ask(prometheus.address, "/api/v1/targets?state=active").get("activeTargets", [])
-    alerts = _ask(prometheus.address, "/api/v1/alerts").get("alerts", [])
+    targets = _get(prometheus.address, "/api/v1/targets?state=active").get("activeTargets", [])
+    alerts = _get(prometheus.address, "/api/v1/alerts").get("alerts", [])
     return Status(
         programs=programs,
         targets=tuple(
@@ -62,7 +62,7 @@ def read_status(started: tuple[Started, ...]) -> Status:
             )
             for each in targets
         ),
-        # Two windows of one objective say the same.
+        # A set: alerts for different windows of the same objective have the same name and summary.
         alerts=tuple(
             sorted(
                 {
@@ -91,11 +91,11 @@ def _program(started: Started) -> ProgramStatus:
 def _problem(started: Started, state: str) -> str:
     folder = Path(started.log).parent
     for each in (data_folder(folder, started.name), folder):
-        # On a full disk, logs get no more lines.
+        # Check the disk first: if it is full, the log cannot show that.
         with contextlib.suppress(OSError):
             found = os.statvfs(each)
             if found.f_bavail * found.f_frsize < _MIN_FREE_BYTES:
-                return f"the disk of {each} is full: series get lost; free some space"
+                return f"the disk of {each} is full: new data is lost; free some space"
     try:
         with Path(started.log).open("rb") as log:
             log.seek(max(0, log.seek(0, 2) - _TAIL_BYTES))
@@ -103,9 +103,7 @@ def _problem(started: Started, state: str) -> str:
     except OSError as error:
         return f"its log {started.log} cannot be read: {error.strerror}"
     if is_full:
-        return (
-            f"the disk of {Path(started.log).parent} was full: series are missing; free some space"
-        )
+        return f"the disk of {Path(started.log).parent} was full: data is missing; free some space"
     return (
         f"it has ended: see {started.log}, then run stoker monitor down and up"
         if state == "ended"
@@ -113,7 +111,7 @@ def _problem(started: Started, state: str) -> str:
     )
 
 
-def _ask(address: str, path: str) -> dict[str, Any]:
+def _get(address: str, path: str) -> dict[str, Any]:
     connection = http.client.HTTPConnection(address, timeout=5.0)
     try:
         connection.request("GET", path)

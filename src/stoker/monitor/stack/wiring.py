@@ -1,4 +1,4 @@
-"""What Prometheus scrapes, and where alerts are sent: the settings of both programs."""
+"""Generates the settings of Prometheus and Alertmanager: what is scraped, and where alerts are sent."""
 
 from __future__ import annotations
 
@@ -16,29 +16,27 @@ from stoker.monitor.settings import RuleSettings
 from stoker.telemetry.targets import FOLDER
 
 _GLOB = re.compile(r"[\\\[?]")
-"""Characters with a meaning in a pattern of file_sd; it has no way to name a folder with `*`."""
+"""Characters that are escaped in a pattern of file_sd; `*` cannot be escaped there."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Receiver:
-    """Receivers of alerts. Empty: only Prometheus and Alertmanager show them."""
+    """Where alerts are sent. If both fields are empty, only Prometheus and Alertmanager show the alerts."""
 
     webhook: str = ""
-    """Address that receives Alertmanager's JSON by POST."""
+    """URL to which Alertmanager sends alerts as JSON by POST."""
 
     slack_file: Path | None = None
-    """File with the address of a Slack webhook, which is a secret."""
+    """File with the URL of a Slack webhook; the URL is a secret."""
 
     def __post_init__(self) -> None:
         if self.webhook and not self.webhook.startswith(("http://", "https://")):
-            raise ConfigError(
-                "--webhook must be an address with http:// or https://", got=self.webhook
-            )
+            raise ConfigError("--webhook must be a URL with http:// or https://", got=self.webhook)
         if self.slack_file is not None and not self.slack_file.is_file():
             raise ConfigError(
                 "--slack-file must be a file with the address of a Slack webhook",
                 got=str(self.slack_file),
-                fix="Write the address that Slack gave you into it: it is a secret, so it is not an option.",
+                fix="Write the address from Slack into a file. It is a secret, so no option takes it directly.",
             )
 
 
@@ -50,10 +48,10 @@ class Wiring:
     """Folders of runs."""
 
     servers: tuple[str, ...] = ()
-    """HOST:PORT of each server's REST port."""
+    """Address of each server's REST port, HOST:PORT."""
 
     exporters: tuple[str, ...] = ()
-    """HOST:PORT of each `stoker monitor exporter`, whose `/sd` names more targets."""
+    """Address of each `stoker monitor exporter`, HOST:PORT; its page `/sd` names more targets."""
 
     rules: RuleSettings = field(default_factory=RuleSettings)
 
@@ -70,18 +68,18 @@ class Wiring:
         return self.rules.time_scale
 
     def lasting(self, duration: str) -> str:
-        """A duration divided by the time scale, at least 1 s, in the form of both programs' settings."""
+        """Return a duration divided by the time scale, at least 1 s, in the form that both programs' settings have."""
         short = scaled_duration(duration, self.scale)
         return "1s" if short.endswith("ms") else short
 
 
 def prometheus_settings(wiring: Wiring, *, alertmanager: str, prometheus: str) -> dict[str, Any]:
-    """Return prometheus.yml.
+    """Return the content of prometheus.yml.
 
     Args:
-        wiring: the scrape targets.
-        alertmanager: HOST:PORT that receives the alerts.
-        prometheus: HOST:PORT of Prometheus itself.
+        wiring: The scrape targets.
+        alertmanager: Address of the Alertmanager that receives the alerts, HOST:PORT.
+        prometheus: Address of Prometheus itself, HOST:PORT.
     """
     every = wiring.lasting("15s")
     found: dict[str, Any] = {"job_name": "stoker-train"}
@@ -94,7 +92,7 @@ def prometheus_settings(wiring: Wiring, *, alertmanager: str, prometheus: str) -
             {"url": f"http://{address}/sd", "refresh_interval": wiring.lasting("1m")}
             for address in wiring.exporters
         ]
-    # A target from an exporter may be a server, which is recognized by its path.
+    # A target that an exporter names may be a server; it is recognized by its path.
     found["relabel_configs"] = [
         {
             "source_labels": ["__metrics_path__"],
@@ -126,7 +124,11 @@ def _static(job: str, targets: tuple[str, ...]) -> dict[str, Any]:
 
 
 def alertmanager_settings(wiring: Wiring) -> dict[str, Any]:
-    """Return alertmanager.yml: alerts of one kind and place together; pages silence their tickets."""
+    """Return the content of alertmanager.yml.
+
+    Alerts with the same name and origin are sent together. An alert with severity `page` suppresses the alert with
+    severity `ticket` about the same error budget.
+    """
     receiver = wiring.receiver
     to: dict[str, Any] = {"name": "stoker"}
     heartbeat: dict[str, Any] = {"name": "watchdog"}
@@ -172,5 +174,5 @@ def alertmanager_settings(wiring: Wiring) -> dict[str, Any]:
 
 
 def as_yaml(settings: dict[str, Any]) -> str:
-    """Return settings as YAML, in their order."""
+    """Return settings as YAML text, without sorting their keys."""
     return yaml.safe_dump(settings, sort_keys=False, width=10_000)

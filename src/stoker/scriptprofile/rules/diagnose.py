@@ -38,14 +38,14 @@ class Diagnosed:
     """All findings about the watched processes."""
 
     findings: tuple[ScriptFinding, ...]
-    """The finding about device time first, then by the saved share of the script's time."""
+    """The finding about device time first, then the others by the share of the script's time that they may save."""
 
     minor: tuple[ScriptFinding, ...]
     """Findings with little effect here."""
 
 
 def diagnose(processes: Iterable[WatchedProcess], machine: Machine) -> Diagnosed:
-    """Every finding; processes that run the same lines report it once."""
+    """Return all findings; a finding about the same line in several processes is returned once."""
     processes = list(processes)
     found = _once(finding for process in processes for finding in _of_process(process, machine))
     minor = _once(
@@ -61,7 +61,7 @@ def diagnose(processes: Iterable[WatchedProcess], machine: Machine) -> Diagnosed
 
 
 def _weight(finding: ScriptFinding) -> tuple[bool, float]:
-    """The finding about device time comes first, then by the largest possible saving of the script's time."""
+    """Sort key: the finding about device time first, then by the largest possible saving of the script's time."""
     saved = 1.0 - 1.0 / finding.gain[1] if finding.gain else 0.0
     return finding.kind != DEVICE_TIME, -finding.of_script * saved
 
@@ -84,7 +84,7 @@ def _found(process: WatchedProcess, machine: Machine) -> Iterable[ScriptFinding]
     for loop in process.loops:
         share = share_of_script(loop, process)
         for each in _of_loop(loop, process, machine):
-            # For a loop that takes almost no time, only errors are reported.
+            # For a loop that takes almost no time, only findings that are not about speed are reported.
             if each.gain is None or share >= MIN_LOOP:
                 yield replace(each, of_script=share)
     yield from function_findings(process)

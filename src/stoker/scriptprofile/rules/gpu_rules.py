@@ -11,17 +11,17 @@ from stoker.scriptprofile.observations import Place, to_place
 from stoker.scriptprofile.rules.finding import DEVICE_TIME, ScriptFinding
 
 MULTIPLE = 8
-"""Sides of 16-bit products must be multiples of this, so that tensor cores need no padding.
+"""The sides of 16-bit matrix products must be multiples of this, or tensor cores need padding.
 
 Source: NVIDIA, Deep Learning Performance: Matrix Multiplication, "Tensor Core requirements".
 """
 
 NAMED = 3
-"""Number of layers that are named; the others are counted."""
+"""Maximum number of layers that a finding names; the other layers are only counted."""
 
 
 def gpu_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
-    """Findings about the devices that a loop trains on. Not yet checked on a GPU."""
+    """Return the findings about the devices on which a loop trains. Not yet checked on a GPU."""
     yield from _device_time(loop)
     yield from _cpu_op(loop, process)
     if isinstance(loop, FitLoop):
@@ -49,20 +49,20 @@ def _device_time(loop: Loop) -> Iterator[ScriptFinding]:
             observation=found.observation,
             why=found.why,
             change=found.change,
-            # An upper bound, as if the whole share disappeared.
+            # An upper bound: it assumes that the whole share disappears.
             gain=(1.0, found.most_gain),
             sure="measured",
         )
 
 
 def _line_of(loop: Loop, layer: str) -> Place:
-    """The line that created a layer; the loop's own line if that is unknown."""
+    """The line that created a layer; if unknown, the line of the loop."""
     lines = {name: to_place(at) for name, _, *at in loop.trace.get("layers", ())}
     return lines.get(layer) or loop.place
 
 
 def _one_of_several(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
-    # A model outside a strategy's scope has its own finding.
+    # If the model was created outside a strategy's scope, another rule reports that.
     several = any(replicas > 1 for _, _, replicas in process.strategies)
     devices = loop.model.get("devices", ())
     if process.gpus < 2 or several or loop.model.get("replicas", 1) > 1 or len(devices) != 1:
@@ -71,9 +71,9 @@ def _one_of_several(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFindi
         kind="one_gpu_of_several",
         place=loop.made_at,
         observation=f"TensorFlow sees {process.gpus} GPUs, and every variable of the model is on {devices[0]}",
-        why="Without a strategy one device trains; the others stay idle, and their memory is allocated.",
+        why="Without a strategy, only one GPU trains; the others are idle, but their memory is allocated.",
         change="strategy = tf.distribute.MirroredStrategy()\nwith strategy.scope():\n    model = ...\n"
-        "    model.compile(...)  # and a batch as many times as large",
+        "    model.compile(...)  # multiply the batch size by the number of GPUs",
         gain=(1.0, float(process.gpus)),
         sure="measured",
     )
@@ -86,8 +86,8 @@ def _cpu_op(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
         kind="cpu_op",
         place=loop.made_at,
         observation=loop.reached.on_cpu,
-        why="What they read and give is copied from the GPU and back in each step, which waits for it.",
-        change="Take tf.device out of the model, or replace operations that have no GPU kernel.",
+        why="Their inputs and results are copied from the GPU and back, and each step waits for the copies.",
+        change="Remove tf.device from the model, or replace operations that have no GPU kernel.",
         gain=(1.0, 2.0),
         sure="possible",
     )
@@ -100,10 +100,10 @@ def _xla_not_used(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding
     yield ScriptFinding(
         kind="xla_not_used",
         place=loop.compiled_at,
-        observation="jit_compile=True was set, and the step is not compiled"
+        observation="jit_compile=True was set, but the step is not compiled"
         + (": it runs eagerly" if eager else ""),
-        why="Keras leaves XLA out where the step runs eagerly, and says so only once.",
-        change="Leave out run_eagerly=True and tf.config.run_functions_eagerly(True).",
+        why="Keras does not use XLA if the step runs eagerly, and warns about it only once.",
+        change="Remove run_eagerly=True and tf.config.run_functions_eagerly(True).",
         gain=None,
         sure="measured",
     )
@@ -126,7 +126,7 @@ def _tensor_cores(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding
         place=to_place(missing[0][0]["place"]) or loop.place,
         observation=f"16-bit products have sides that are not multiples of {MULTIPLE}: "
         f"{', '.join(named)}{more}",
-        why="Tensor cores take whole tiles: other sides are padded, or computed without them.",
+        why="Tensor cores compute whole tiles: other sides are padded, or computed without tensor cores.",
         change=f"Round units, channels and batch size up to multiples of {MULTIPLE}.",
         gain=(1.0, 2.0),
         sure="possible",

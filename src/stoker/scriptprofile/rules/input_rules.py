@@ -1,7 +1,7 @@
 """Findings about a loop's input: lines of its dataset that make training wait, or waste memory.
 
-Each rule reads the stages of the dataset, the last one (nearest to the model) first, and what each costs:
-its share of the input's CPU time. `input_findings` runs the rules.
+Each rule reads the stages of the dataset, starting with the last one (nearest to the model), and the cost of each
+stage: its share of the input's CPU time. `input_findings` runs the rules.
 """
 
 from __future__ import annotations
@@ -17,30 +17,30 @@ from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
 from stoker.scriptprofile.rules.origin import argument_line, array_line
 
 MIN_WAIT = 0.05
-"""Share of the step: with less, the input does not matter, and noise is as large."""
+"""Minimum share of the step spent waiting for input: a smaller wait does not matter, and noise is as large."""
 
 MIN_UNMEASURED = 0.2
-"""The same share if W is unknown, so that Keras and Python are part of it."""
+"""The same minimum if W is unknown: the share then includes Keras and Python."""
 
 MIN_SHARE = 0.2
-"""Share of the input's CPU time: a stage with less is not reported."""
+"""Minimum share of the input's CPU time for which a stage is reported."""
 
 MIN_START, MIN_START_S = 0.1, 0.25
-"""Waits before epochs that are reported: a share of the training's time, and seconds each."""
+"""Minimum waits before epochs that are reported: their share of the training's time, and the seconds of each."""
 
 LARGE_START = 0.25
-"""Share of the training's time from which on shorter waits before epochs are also reported."""
+"""Waits before epochs with at least this share of the training's time are reported even if each is short."""
 
 MIN_WORK = 0.3
-"""Share of a wait before an epoch that a pass's total work must have to be its reason."""
+"""The input's work can explain a wait before an epoch if the work of a whole pass takes at least this share of it."""
 
 BATCHES = {"batch", "padded_batch", "ragged_batch"}
 
 MAX_MEMORY = 0.25
-"""Share of the machine's memory, for one buffer or one cache."""
+"""Maximum share of the machine's memory for a single buffer or cache."""
 
 NAMED = 3
-"""Most operations in a message."""
+"""Maximum number of operations that a message names."""
 
 ROW_WISE = {
     "ParseSingleExample": "tf.io.parse_example(serialized, features)",
@@ -59,7 +59,7 @@ ROW_WISE = {
     "OneHot": "tf.one_hot(ids, ...)",
     "Cast": "tf.cast(rows, ...)",
 }
-"""Operation that a map runs for each row -> the equivalent for a whole batch."""
+"""Operation that a map runs for each row -> call that does the same for a whole batch."""
 
 _ROW_ONLY = re.compile(
     r"Decode(Jpeg|Png|Image|Bmp|Gif|AndCrop|Wav)|Resize|ReadFile|PyFunc|^While$|Crop|Audio|^If$"
@@ -67,21 +67,21 @@ _ROW_ONLY = re.compile(
 """Operations that cannot be batched, or whose own work is expensive."""
 
 MIN_BATCH = 2
-"""Rows per batch."""
+"""Minimum number of rows per batch: with fewer, a map that works row by row is not reported."""
 
 _ENDLESS = (
-    ".cache() before what is random, or .repeat() with steps_per_epoch: one pass then follows the other "
-    "without an end"
+    ".cache() before any random stage, or .repeat() with steps_per_epoch: one iterator then serves all "
+    "epochs"
 )
 _ENDLESS_ARRAYS = (
     "dataset = tf.data.Dataset.from_tensor_slices((x, y)).shuffle(len(x)).repeat().batch(...)\n"
-    "model.fit(dataset, steps_per_epoch=...)  # one iterator for all epochs; or fewer, longer epochs"
+    "model.fit(dataset, steps_per_epoch=...)  # one iterator for all epochs; or train fewer, longer epochs"
 )
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Machine:
-    """The machine of the script."""
+    """The machine on which the script ran."""
 
     cores: int
     memory_bytes: int
@@ -89,7 +89,7 @@ class Machine:
 
 
 def input_findings(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
-    """Findings about a loop's dataset; those about speed only if the step waits for it."""
+    """Return the findings about a loop's dataset; findings about speed only if training waits for the dataset."""
     yield from _shuffle_memory(loop, machine)
     yield from _float64(loop)
     starts = loop.epoch_starts if isinstance(loop, FitLoop) and _matters(loop) else None
@@ -113,21 +113,22 @@ class _Waiting:
     """How long training waits for its input."""
 
     share: float
-    """The share of its time, in [0, 1]."""
+    """Share of the training's time that it waits, in [0, 1]."""
 
     text: str
+    """The share as a clause."""
 
 
 def _waiting(loop: Loop, starts: EpochStarts | None) -> _Waiting | None:
-    """The waits of its steps and epochs; None if they do not matter."""
+    """The waits of a loop's steps, plus the waits before its epochs if given; None if they do not matter."""
     known = loop.input_wait()
     wait = 0.0 if known is None else known.share
     if starts is None:
-        least = MIN_WAIT if known is None or known.measured else MIN_UNMEASURED
-        if known is None or wait < least:
+        min_wait = MIN_WAIT if known is None or known.measured else MIN_UNMEASURED
+        if known is None or wait < min_wait:
             return None
         return _Waiting(share=wait, text=known.text)
-    # The steps wait their own share of the time outside waits before epochs.
+    # `wait` is a share of the steps' time, which does not include the waits before epochs.
     share = starts.share + (1.0 - starts.share) * wait
     return _Waiting(share=share, text=f"training waits {share:.0%} of its time")
 
@@ -137,24 +138,23 @@ def _matters(loop: FitLoop) -> bool:
     starts = loop.epoch_starts
     if starts is None or loop.feed is not None or starts.share < MIN_START:
         return False
-    # A single wait may have any cause on this machine; short ones, and those in which Keras rebuilds
-    # for arrays, need more evidence.
+    # A single wait may have any cause. Short waits, and waits in which Keras builds its own dataset of arrays
+    # again, need more evidence.
     often = len(loop.starts) > 1 and starts.each_s >= MIN_START_S and bool(loop.user_stages())
     often |= len(loop.starts) > 2 and starts.share >= LARGE_START
     # If the steps wait longer in total, that must be fixed first.
-    most = starts.share >= (1.0 - starts.share) * (loop.wait or 0.0)
-    return often and most and _may_be_the_input(loop, starts)
+    is_larger = starts.share >= (1.0 - starts.share) * (loop.wait or 0.0)
+    return often and is_larger and _may_be_the_input(loop, starts)
 
 
 def _may_be_the_input(loop: Loop, starts: EpochStarts) -> bool:
-    """Whether the input's work before a first batch, at most a whole pass, can take this long.
+    """Whether the input's work before the first batch of an epoch, at most a whole pass, can take this long.
 
-    Otherwise it has another cause: tf.data's own tuner sometimes pauses at the end of a pass, and so does a
-    busy machine.
+    Otherwise the wait has another cause, such as a busy machine or a pause of tf.data's tuner at the end of a pass.
     """
     rows, ran = loop.batches_a_pass * loop.rows, stages_of(loop.nodes, loop.stages)
     if not loop.costs or not rows or any(stage not in ran for stage in loop.user_stages()):
-        # Not all of the input's work is known: a shuffle may have read everything below it.
+        # Part of the input's work is unknown: e.g. a shuffle had already read everything below it.
         return True
     return rows * sum(cost.cpu_s_per_sample for cost in loop.costs) >= starts.each_s * MIN_WORK
 
@@ -166,16 +166,16 @@ def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
     filled, change = "the input starts again", _ENDLESS
     if shuffles:
         filled = "the shuffle buffer is filled again"
-        change = ".cache() before .shuffle(...), or shuffle file names or indices and read after"
+        change = ".cache() before .shuffle(...), or shuffle file names or indices, and read the data after that"
     elif not mine:
-        filled, change = "an iterator over the arrays is made again", _ENDLESS_ARRAYS
+        filled, change = "Keras creates the iterator over the arrays again", _ENDLESS_ARRAYS
     return ScriptFinding(
         kind="slow_epoch_start",
         place=loop.place if stage is None else stage.place,
-        observation=f"each epoch but the first waits {starts.each_s:.2g} s before its first step, "
+        observation=f"each epoch except the first waits {starts.each_s:.2g} s before its first step, "
         f"{starts.share:.0%} of the training's time: {filled}",
-        why="Nothing is trained until the first batch is there, and all that was made for the epoch "
-        "before is made once more.",
+        why="Training waits until the first batch is ready, and the input repeats work that it already did "
+        "for the previous epoch.",
         change=change,
         gain=gain_of(starts.share),
         sure="measured",
@@ -183,13 +183,13 @@ def _slow_start(loop: Loop, starts: EpochStarts) -> ScriptFinding:
 
 
 def map_share(loop: Loop, stage: Stage) -> float | None:
-    """A map's share of the input's CPU time, in [0, 1]; None if TensorFlow recorded none."""
+    """A map's share of the input's CPU time, in [0, 1]; None if TensorFlow did not record its time."""
     shares = [cost.share for cost in loop.costs if cost.stage is stage]
     return sum(shares) if shares else None
 
 
 def _costly_maps(loop: Loop) -> Iterator[tuple[int, Stage, float | None]]:
-    """The user's maps that may take enough of the input's CPU time: index in the chain, stage, share."""
+    """Yield the user's maps whose share of the input's CPU time is large or unknown: index, stage, share."""
     for number, stage in enumerate(loop.stages):
         share = map_share(loop, stage)
         if stage.kind == "map" and stage.in_user_code and (share is None or share >= MIN_SHARE):
@@ -206,18 +206,18 @@ def _prefetch(loop: Loop, wait: float) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="missing_prefetch",
         place=last.place,
-        observation=f"the step waits {wait:.0%} of its time, and nothing prepares the next batch meanwhile",
-        why="Without prefetch the input stands still while the step computes, and the step while "
+        observation=f"the step waits {wait:.0%} of its time, and no batch is prepared while a step computes",
+        why="Without prefetch, the input is idle while the step computes, and the step is idle while "
         "the input works.",
         change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
-        # At best the shorter of both is hidden behind the longer one.
+        # At best, the shorter of the two runs completely during the longer one.
         gain=(1.0, 1.0 / max(wait, 1.0 - wait)),
         sure="measured" if loop.nodes else "likely",
     )
 
 
 def runs_ahead(node: Node) -> bool:
-    """Whether a stage makes elements before they are requested."""
+    """Whether a stage produces elements before they are requested."""
     return node.name.startswith(("Prefetch", "ParallelMap", "MapAndBatch", "ParallelBatch"))
 
 
@@ -234,22 +234,23 @@ def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFin
             yield ScriptFinding(
                 kind="sequential_map",
                 place=stage.place,
-                observation=f"this map does one element at a time{part}; {waiting.text}",
-                why="One core prepares the data while the others have nothing to do.",
+                observation=f"this map processes one element at a time{part}; {waiting.text}",
+                why="One core prepares the data while the other cores are idle.",
                 change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
                 gain=gain_of(parallel),
-                # If others were seen but its own stage was gone: a shuffle above had read everything.
+                # Less sure if TensorFlow recorded other stages but not this one: a shuffle above it had already
+                # read everything.
                 sure=_sure(share, loop),
             )
 
 
 def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
-    """A map before the batch that runs, row by row, operations that could run on a whole batch."""
+    """Report a map before the batch that runs, for each row, operations that could run on a whole batch."""
     for number, stage, share in _costly_maps(loop):
         batched = any(each.kind in BATCHES for each in loop.stages[:number])
         named = [each for each in ROW_WISE if each in stage.operations]
         alone = any(_ROW_ONLY.search(each) for each in stage.operations)
-        # Random numbers drawn per row would be drawn once per batch.
+        # After the batch, random numbers would be drawn once per batch instead of once per row.
         alone |= stage.random or is_cached(loop, stage)
         if not batched or not named or alone or loop.rows < MIN_BATCH:
             continue
@@ -258,26 +259,27 @@ def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
             kind="row_by_row",
             place=stage.place,
             observation=f"this map runs {', '.join(named[:NAMED])} for one row at a time{part}; {waiting.text}",
-            why="Each call costs far more than the row's own work, which a batch shares.",
-            change=f".batch(...).map(...)  # the batch first; then {ROW_WISE[named[0]]}",
+            why="A call for a single row costs far more than the work on the row; one call for a batch shares "
+            "this cost.",
+            change=f".batch(...).map(...)  # batch first, then {ROW_WISE[named[0]]}",
             gain=gain_of(waiting.share * (1.0 if share is None else share)),
             sure="likely",
         )
 
 
 def nodes_of(nodes: Sequence[Node], stages: Sequence[Stage], kind: str) -> dict[Place, Node]:
-    """Line -> the stage that TensorFlow ran for it, for all stages of a kind."""
+    """Return line -> the stage that TensorFlow ran for it, for all stages of a kind."""
     pairs = zip(nodes, stages_of(nodes, stages), strict=True)
     return {stage.place: node for node, stage in pairs if stage and stage.kind == kind}
 
 
 def is_sequential(stage: Stage, node: Node | None) -> bool:
-    """Whether a map processes one element at a time, both as written and as run."""
+    """Whether a map processes one element at a time: the script writes it so, and TensorFlow runs it so."""
     if stage.arguments.get("num_parallel_calls") is not None:
         return False
     if node is None or node.name == "Map":
         return True
-    # TensorFlow has made it parallel, unless it may have only one call.
+    # TensorFlow has made the map parallel, but maybe with a single call at a time.
     calls, tuned = node.parameters.get("parallelism", (1.0, False))
     return not tuned and calls <= 1
 
@@ -295,24 +297,24 @@ def is_cached(loop: Loop, stage: Stage) -> bool:
 
 
 def _python_map(stage: Stage, waiting: _Waiting) -> ScriptFinding:
-    # Inside code converted by AutoGraph, the nearest user line is the map's.
+    # In code converted by AutoGraph, the nearest known line of the user is that of the map, so it is left out.
     others = [str(place) for place in stage.python_calls if place != stage.place]
     at = f" in {', '.join(others[:3])}" if others else ""
     return ScriptFinding(
         kind="python_map",
         place=stage.place,
         observation=f"each element calls Python (tf.py_function or tf.numpy_function{at}); {waiting.text}",
-        why="Only one thread runs Python at a time: more parallel calls do not help, and it takes "
-        "turns with your training loop.",
+        why="Only one thread runs Python at a time: more parallel calls do not help, and your training loop "
+        "waits while these calls run.",
         change="Write the function with TensorFlow's operations (tf.io, tf.image, tf.strings), or "
-        "batch before the map, so that one call does a whole batch.",
+        "batch before the map, so that one call processes a whole batch.",
         gain=gain_of(waiting.share),
         sure="likely",
     )
 
 
 def given_by_generator(loop: Loop, number: int) -> tuple[str, str]:
-    """The kind of a finding about a generator, stage `number`, and its elements: samples or batches."""
+    """Return the kind of a finding about a generator (stage `number`), and what it gives: "sample" or "batch"."""
     if any(each.kind in BATCHES for each in loop.stages[:number]):
         return "generator_rows", "sample"
     return "generator_batches", "batch"
@@ -327,8 +329,8 @@ def _generator(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
             kind=kind,
             place=stage.place,
             observation=f"a Python generator gives one {given} at a time; {waiting.text}",
-            why="Each element goes through one Python thread, which also runs your training loop: "
-            "no number of cores makes it faster.",
+            why="Only one thread runs Python at a time, and your training loop needs it too: more cores do "
+            "not help.",
             change="dataset = tf.data.Dataset.from_tensor_slices(paths_or_arrays).map(load, "
             "num_parallel_calls=tf.data.AUTOTUNE)  # load: tf.io.read_file, tf.io.decode_jpeg, ...",
             gain=gain_of(waiting.share),
@@ -355,8 +357,8 @@ def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[Scrip
                 place=stage.place,
                 observation=f"this map did the same work in each of {loop.passes} passes, {share:.0%} of the "
                 f"input's CPU time; its results take {size / 1e6:.3g} MB; {waiting.text}",
-                why="Nothing that is drawn goes into it: from the second pass on its results could be "
-                "read from memory.",
+                why="It uses no random values: from the second pass on, its results could be read from "
+                "memory.",
                 change=_where_to_cache(loop, number),
                 gain=gain_of(waiting.share * share * (1.0 - 1.0 / loop.passes)),
                 sure="likely",
@@ -367,8 +369,8 @@ def _uncached(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[Scrip
 def _where_to_cache(loop: Loop, number: int) -> str:
     if not loop.stages[number].in_user_code:
         return (
-            "dataset = dataset.cache().shuffle(1_000).prefetch(tf.data.AUTOTUNE)  # behind the call; "
-            "its batches keep their members"
+            "dataset = dataset.cache().shuffle(1_000).prefetch(tf.data.AUTOTUNE)  # after this call; "
+            "it shuffles whole batches, not rows"
         )
     below = {each.kind for each in loop.stages[number:]}
     if below & {"shuffle", "batch", "padded_batch"}:
@@ -379,7 +381,7 @@ def _where_to_cache(loop: Loop, number: int) -> str:
 
 
 def _size(loop: Loop, number: int) -> int | None:
-    """Bytes of all elements of a stage in a pass; None if unknown."""
+    """Total bytes of all elements of a stage in a pass; None if unknown."""
     stage = loop.stages[number]
     elements = _elements(loop, stage)
     each = stage.element_bytes
@@ -409,26 +411,26 @@ def _shuffle_memory(loop: Loop, machine: Machine) -> Iterator[ScriptFinding]:
                 kind="shuffle_memory",
                 place=line or stage.place,
                 observation=f"a buffer of {elements:,} elements of {each:,} bytes is {size / 2**30:.1f} GiB "
-                f"of this machine's {machine.memory_bytes / 2**30:.1f}",
-                why="The buffer is filled before the first batch comes, and never given back.",
-                change=f".shuffle({fitting:_})  # or shuffle file names, and read after",
+                f"of this machine's {machine.memory_bytes / 2**30:.1f} GiB",
+                why="The buffer is filled before the first batch, and its memory stays in use.",
+                change=f".shuffle({fitting:_})  # or shuffle file names, and read the files after that",
                 gain=None,
                 sure="measured",
             )
 
 
 def _elements(loop: Loop, stage: Stage) -> int:
-    """Elements of a pass, as declared or as whole passes gave at most; 0 if unknown."""
+    """Number of elements per pass: the dataset's own figure, or an estimate from its batches; 0 if unknown."""
     if stage.cardinality > 0:
         return stage.cardinality
     batches = loop.batches_a_pass
     above = {each.kind for each in loop.stages[: loop.stages.index(stage)]}
-    # If nothing above it makes batches, its elements are batches.
+    # If no stage above this one makes batches, its elements are batches.
     return batches * (max(1, loop.rows) if above & BATCHES else 1)
 
 
 def _float64(loop: Loop) -> Iterator[ScriptFinding]:
-    # Last one first: the finding belongs to the first stage of the user's.
+    # The stages are in reverse order, so `wide[-1]` is the user's first stage with float64: the one to change.
     wide = [stage for stage in loop.stages if stage.in_user_code and "float64" in stage.dtypes]
     if not wide or (loop.stages and "float64" not in loop.stages[0].dtypes):
         return
@@ -440,10 +442,10 @@ def _float64(loop: Loop) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="float64_data",
         place=line or wide[-1].place,
-        observation=f"the dataset's elements hold float64{parts}",
-        why="It takes twice the memory and bandwidth of float32, and is converted in each step "
-        "(or, in a loop of your own, computed with).",
-        change="Give float32: array.astype('float32'), or tf.cast(x, tf.float32) in the map.",
+        observation=f"the dataset's elements contain float64{parts}",
+        why="float64 takes twice the memory and bandwidth of float32, and each step converts it (or, in a "
+        "loop of your own, may compute in float64).",
+        change="Use float32: array.astype('float32'), or tf.cast(x, tf.float32) in the map.",
         gain=(1.0, 1.0 + 0.3 * share),
         sure="likely",
     )

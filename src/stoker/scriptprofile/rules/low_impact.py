@@ -1,7 +1,7 @@
-"""Findings with little effect here, each with the reason.
+"""Findings with little effect here, each with the reason for that.
 
-A script without prefetch should not get "nothing was found" just because TensorFlow has added one, or
-because its step does not wait: with another model, or on a faster device, the same lines cost time.
+For example, a script without prefetch should not get "nothing was found" just because TensorFlow added a prefetch, or
+because the step does not wait: with another model, or on a faster device, the same lines would cost time.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ from stoker.scriptprofile.rules.python_rules import (
 
 
 def minor_findings(loop: Loop, found: Iterable[ScriptFinding]) -> Iterator[ScriptFinding]:
-    """Issues that have little effect here, but would be findings elsewhere.
+    """Return issues that have little effect here, but could cost time elsewhere.
 
     Args:
-        loop: A line that trains.
-        found: Its findings.
+        loop: A training loop.
+        found: All findings so far; what they report is not returned again.
     """
     known = {(each.kind, each.place) for each in found}
     minor = [
@@ -47,25 +47,25 @@ def minor_findings(loop: Loop, found: Iterable[ScriptFinding]) -> Iterator[Scrip
     ]
     dear = {place for kind, place in known if kind in ("python_map", "generator_rows")}
     for each in minor:
-        # If Python makes each element, more threads do not help; that has been reported.
+        # If Python makes each element, more threads do not help, and a finding already reports Python.
         if (each.kind, each.place) not in known and each.place not in dear:
             yield each
 
 
 def _prefetch(loop: Loop) -> Iterator[ScriptFinding]:
     mine = [stage for stage in loop.stages if stage.in_user_code]
-    # A strategy prefetches by itself.
+    # A distribution strategy prefetches by itself.
     spread = loop.model.get("distributed")
     if not mine or spread or any(stage.kind == "prefetch" for stage in loop.stages):
         return
     ahead = next((node for node in loop.nodes[:3] if runs_ahead(node)), None)
-    done = None if ahead is None else f"lets it run ahead ({ahead.name})"
+    done = None if ahead is None else f"prepares batches ahead ({ahead.name})"
     why, gain = _worth(loop, done=done)
     yield ScriptFinding(
         kind="missing_prefetch",
         place=mine[0].place,
-        observation=f"nothing that you wrote prepares the next batch meanwhile; {why}",
-        why="Without prefetch the input stands still while the step computes, and the step while "
+        observation=f"your code does not prepare the next batch while a step computes; {why}",
+        why="Without prefetch, the input is idle while the step computes, and the step is idle while "
         "the input works.",
         change="dataset = dataset.prefetch(tf.data.AUTOTUNE)",
         gain=gain,
@@ -74,7 +74,7 @@ def _prefetch(loop: Loop) -> Iterator[ScriptFinding]:
 
 
 def _made_by_python(loop: Loop) -> Iterator[ScriptFinding]:
-    """A generator, or a map that calls Python, for which the step does not wait now."""
+    """Report a generator, or a map that calls Python, even if the step does not wait for it here."""
     for number, stage in enumerate(loop.stages):
         if not stage.in_user_code or is_cached(loop, stage):
             continue
@@ -90,8 +90,8 @@ def _made_by_python(loop: Loop) -> Iterator[ScriptFinding]:
             kind=kind,
             place=stage.place,
             observation=f"{what} at a time; {why}",
-            why="Only one thread runs Python at a time: a quicker step would wait for it, however many "
-            "cores there are.",
+            why="Only one thread runs Python at a time: a faster step would have to wait for it, whatever "
+            "the number of cores.",
             change="Read and decode with TensorFlow's operations in a parallel map.",
             gain=gain,
             sure="measured" if loop.wait is not None else "possible",
@@ -112,14 +112,12 @@ def _maps(loop: Loop) -> Iterator[ScriptFinding]:
         cheap = share is not None and share < MIN_SHARE
         if wait is not None and wait >= MIN_WAIT and share is not None and cheap:
             gain = 1.0, 1.0 / (1.0 - min(wait * share, 0.95))
-            why = (
-                f"little here: it takes {share:.1%} of the input's CPU time, at most {gain[1]:.3g}x"
-            )
+            why = f"little gain here: it takes {share:.1%} of the input's CPU time, so at most {gain[1]:.3g}x"
         yield ScriptFinding(
             kind="sequential_map",
             place=stage.place,
-            observation=f"this map is written to do one element at a time; {why}",
-            why="One core prepares the data while the others have nothing to do.",
+            observation=f"this map is written to process one element at a time; {why}",
+            why="One core prepares the data while the other cores are idle.",
             change=".map(..., num_parallel_calls=tf.data.AUTOTUNE)",
             gain=gain,
             sure="measured" if wait is not None else "possible",
@@ -137,18 +135,18 @@ def _batch(loop: Loop) -> Iterator[ScriptFinding]:
         return
     python = None if loop.split is None else loop.split.python
     if python is None:
-        why = "what Python takes of a step was not measured"
+        why = "the share of Python in a step was not measured"
     elif python < MUCH_PYTHON:
-        why = f"Python takes {python:.1%} of a step, outside of the call that does it"
+        why = f"Python takes {python:.1%} of a step, outside the call that computes it"
     else:
-        # The batch is not the cause: otherwise it would have been found.
+        # With this much Python, another rule would already have reported a batch that is too small.
         return
     yield ScriptFinding(
         kind="small_batch",
         place=batch_line(loop),
-        observation=f"batches of {loop.rows}; {why}; what the call itself costs, and the compiled step would "
-        "win by a larger batch, was not measured",
-        why="The device is idle between steps that are too short for it.",
+        observation=f"batches of {loop.rows}; {why}; the cost of the call itself, and the gain of the compiled "
+        "step from a larger batch, were not measured",
+        why="The device is idle between very short steps.",
         change=larger_batch(loop),
         gain=None,
         sure="possible",
@@ -170,7 +168,7 @@ def _biases(loop: Loop) -> Iterator[ScriptFinding]:
         kind="useless_bias",
         place=to_place(first["place"]) or loop.place,
         observation=finding.message,
-        why="BatchNormalization subtracts the mean of each channel, and with it the bias.",
+        why="BatchNormalization subtracts the mean of each channel, and thereby removes the bias.",
         change=finding.fix,
         gain=None,
         sure="possible",
@@ -178,15 +176,20 @@ def _biases(loop: Loop) -> Iterator[ScriptFinding]:
 
 
 def _worth(loop: Loop, *, done: str | None) -> tuple[str, tuple[float, float] | None]:
-    """Why it has little effect, and the largest possible gain."""
+    """Return why a change of the input has little effect, and the range of the possible gain.
+
+    Args:
+        loop: A training loop.
+        done: What TensorFlow itself does about it already, a clause; None if nothing.
+    """
     wait, whole = loop.wait, None if loop.split is None else loop.split.input_share()
     if done is not None:
-        return f"little here: TensorFlow itself {done}", (1.0, 1.0)
+        return f"little gain here: TensorFlow itself {done}", (1.0, 1.0)
     if wait is None and whole is not None:
         gain = 1.0, 1.0 / (1.0 - min(whole, 0.95))
-        all_of_it = f"all of the input costs {whole:.0%} of a step"
-        return f"W was not measured, but {all_of_it}: at most {gain[1]:.3g}x", gain
+        all_of_it = f"the whole input costs {whole:.0%} of a step"
+        return f"W was not measured, but {all_of_it}, so at most {gain[1]:.3g}x", gain
     if wait is None:
-        return "what it costs is not known: W was not measured", None
+        return "its cost is unknown: W was not measured", None
     gain = 1.0, 1.0 / (1.0 - min(wait, 0.95))
-    return f"little here: W is {wait:.1%}, at most {gain[1]:.3g}x", gain
+    return f"little gain here: W is {wait:.1%}, so at most {gain[1]:.3g}x", gain

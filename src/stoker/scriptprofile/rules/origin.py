@@ -1,7 +1,7 @@
-"""The line to change: traces a value from a call in the user's file back to where it was written.
+"""Finds the line to change: traces a value from a call in the user's file back to the line that wrote the value.
 
-Only unambiguous steps are followed: an assignment, a parameter's default or the only call that
-gives it, an option's default, a field of a class, a key of a dict.
+Only unambiguous steps are followed: an assignment, the argument in a function's only call or else the parameter's
+default, an option's default, a field of a class, a key of a dict.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from pathlib import Path
 from stoker.scriptprofile.observations import Place
 
 MAX_HOPS = 8
-"""Most steps from one name to the next: more do not help a reader."""
+"""Maximum number of steps from one name to the next: a line that is further away does not help the user."""
 
 _SAME_DATA = {"reshape", "copy", "ravel", "flatten", "transpose", "squeeze"}
-"""Methods of an array that return its values with its dtype."""
+"""Methods of an array that return the same values with the same dtype."""
 
 _FOR_ALL_LAYERS = {"set_floatx", "set_dtype_policy", "set_global_policy"}
 
@@ -29,17 +29,17 @@ _Scope = _Function | ast.ClassDef | ast.Module
 def argument_line(
     place: Place, call: str, argument: str, *, position: int | None = None, value: object = None
 ) -> Place | None:
-    """The line where the value of a call's argument was written.
+    """Return the line where the value of a call's argument was written.
 
     Args:
         place: A line of the call.
-        call: Name of the function or method; empty: any that gets the argument by name.
-        argument: Its name.
-        position: Its position, if it may be a positional argument.
-        value: Its value: assignments of other constants are skipped.
+        call: Name of the function or method; empty: any call that passes the argument by name.
+        argument: Name of the argument.
+        position: Position of the argument, if it may be passed by position.
+        value: Value of the argument: assignments of other constants are skipped.
 
     Returns:
-        None if the file cannot be read, or the argument is missing.
+        The line; None if the file cannot be read, or the call does not pass the argument.
     """
     for file, each in _calls(place, call):
         given = {keyword.arg: keyword.value for keyword in each.keywords}.get(argument)
@@ -51,11 +51,11 @@ def argument_line(
 
 
 def array_line(place: Place, call: str, number: int) -> Place | None:
-    """The line where an array of a dataset was computed; None if unknown.
+    """Return the line where an array of a dataset was computed; None if unknown.
 
     Args:
-        place: A line of the call that makes the dataset.
-        call: Its name.
+        place: A line of the call that creates the dataset.
+        call: Name of the called function.
         number: Index of the array, in the order of `tf.nest.flatten`.
     """
     for file, each in _calls(place, call):
@@ -68,7 +68,7 @@ def array_line(place: Place, call: str, number: int) -> Place | None:
 
 
 def dtype_line(place: Place, dtype: str) -> Place | None:
-    """The line of a file that sets a dtype, for all layers or for one; None without one."""
+    """Return the line of a file that sets a dtype for all layers or for a single layer; None if no line does."""
     file = _File.read(place.file)
     if file is None:
         return None
@@ -81,11 +81,11 @@ def dtype_line(place: Place, dtype: str) -> Place | None:
 
 
 def step_line(calls: Sequence[tuple[Place, int]]) -> Place | None:
-    """The `def` of the function that is called for each step; None if it also contains the loop.
+    """Return the line of the `def` of the function that is called for each step; None if it contains the loop.
 
     Args:
-        calls: For each function that ran when gradients were computed, its line and its first line, the
-            innermost function first.
+        calls: For each function on the stack when gradients were computed, innermost first: the current line, and
+            the number of the function's first line.
     """
     step = None
     for place, first_line in calls:
@@ -102,12 +102,12 @@ def _at(place: Place, node: ast.expr) -> Place:
 
 
 def _name(function: ast.expr) -> str:
-    """`batch` of `dataset.batch`."""
+    """The last name of an expression: `batch` for `dataset.batch`."""
     return getattr(function, "attr", getattr(function, "id", ""))
 
 
 def _calls(place: Place, name: str) -> Iterator[tuple[_File, ast.Call]]:
-    """Calls of this name in this line; first the one whose name ends there."""
+    """Yield the calls of this name that cover this line; the call whose name ends nearest to the line comes first."""
     file = _File.read(place.file)
     if file is None:
         return
@@ -133,7 +133,7 @@ def _leaves(node: ast.expr) -> Iterator[ast.expr]:
 
 
 class _File:
-    """A parsed file."""
+    """A parsed Python file."""
 
     def __init__(self, tree: ast.Module) -> None:
         self.nodes = list(ast.walk(tree))
@@ -155,7 +155,7 @@ class _File:
             return None
 
     def function(self, first_line: int) -> _Function | None:
-        """The function that begins at a line, including its decorators."""
+        """The function whose first line, including its decorators, is this line."""
         for node in self.nodes:
             if isinstance(node, _Function):
                 lines = [node.lineno, *(each.lineno for each in node.decorator_list)]
@@ -164,12 +164,12 @@ class _File:
         return None
 
     def is_in_a_loop(self, line: int, function: _Function) -> bool:
-        """Whether a line of a function is in one of its loops."""
+        """Whether a line of a function is inside one of the function's loops."""
         loops = ast.For | ast.AsyncFor | ast.While
         return any(isinstance(each, loops) and _holds(each, line) for each in ast.walk(function))
 
     def origin(self, node: ast.expr, value: object = None) -> ast.expr:
-        """The expression that wrote a value, as far as it can be traced."""
+        """The expression that wrote a value, traced back as far as possible."""
         for _ in range(MAX_HOPS):
             before = self._before(node, value)
             given_otherwise = value is not None and _value(before) not in (None, value)
@@ -179,7 +179,7 @@ class _File:
         return node
 
     def _before(self, node: ast.expr, value: object) -> ast.expr | None:
-        """One step back."""
+        """Trace a value one step back: the expression from which it comes; None if unknown."""
         match node:
             case ast.Name():
                 return self._bound(node, value)
@@ -198,13 +198,13 @@ class _File:
         return None
 
     def _bound(self, name: ast.Name, value: object = None) -> ast.expr | None:
-        """The last assignment of a name, in its function or else in an enclosing one."""
+        """The value last assigned to a name, in its function or else in an enclosing function or the module."""
         own = scope = self._scope(name)
         while True:
             found = [
                 given
                 for where, target, given in self._assigned
-                # A name of the module that a function reads may be assigned below it.
+                # A function may read a name that the module assigns below the function.
                 if where is scope and (target.lineno < name.lineno or scope is not own)
                 if target.id == name.id and (value is None or _value(given) in (None, value))
             ]
@@ -221,7 +221,7 @@ class _File:
         return node
 
     def _parameter(self, function: _Function, name: str) -> ast.expr | None:
-        """The value of a parameter: from the only call of the function, else its default."""
+        """The value of a parameter: its argument in the function's only call, or else its default."""
         of = function.args
         names = [each.arg for each in (*of.posonlyargs, *of.args) if each.arg != "self"]
         calls = [node for node in self.calls if _name(node.func) == function.name]
@@ -236,7 +236,7 @@ class _File:
         return defaults.get(name)
 
     def _field(self, owner: ast.expr, name: str) -> ast.expr | None:
-        """An option's default, an argument of the instance's creation, or a field of its class."""
+        """The value of an attribute: an option's default, an argument of the constructor, or a field of the class."""
         made = _name(owner.func) if isinstance(owner, ast.Call) else _name(owner)
         words = {word.arg: word.value for word in getattr(owner, "keywords", ())}
         if made == "parse_args":
@@ -276,7 +276,7 @@ def _assigned(node: ast.AST) -> Iterator[tuple[ast.Name, ast.expr]]:
 
 
 def _pairs(target: ast.expr, given: ast.expr) -> Iterator[tuple[ast.Name, ast.expr]]:
-    """Names and their values: the parts of tuples if both sides have the same number."""
+    """Yield names and their values; tuples are split into their parts if both sides have the same number."""
     if isinstance(target, ast.Name):
         yield target, given
     elif isinstance(target, (ast.Tuple, ast.List)):

@@ -10,43 +10,43 @@ from stoker.scriptprofile.rules.finding import ScriptFinding, Sureness, gain_of
 from stoker.scriptprofile.rules.origin import argument_line
 
 MIN_PYTHON = 0.2
-"""Share of a step that Python takes; with less, nothing is reported."""
+"""Minimum share of a step that Python must take to be reported."""
 
 MUCH_PYTHON = 0.4
-"""Share of a step that Python takes, from which on a batch counts as too small."""
+"""If Python takes at least this share of a step, the batch may be too small."""
 
 TINY_STEP_S = 3e-3
-"""Several steps of this duration in one call cost less than in as many calls, of some 0.3 ms each."""
+"""Maximum duration of a step, seconds, for the advice to run several steps per call: a call costs about 0.3 ms."""
 
 HARDLY_ANY, MUCH_BUSY = 0.05, 0.5
-"""If MFU is below and U above these, a tiny step counts as little more than its call."""
+"""A tiny step counts as little more than its call if its MFU is below the first and its U at least the second."""
 
 SMALL_BATCH = 64
-"""Rows: a larger batch is not called small."""
+"""Maximum number of rows in a batch that is called small."""
 
 LARGER = 4
-"""Factor of the proposed batch: at best the step takes no longer."""
+"""The proposed batch is this many times as large: at best, a step takes no longer than before."""
 
 
 def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[ScriptFinding]:
-    """Steps of `fit` that are too short for one call each.
+    """Report a `fit` whose steps are too short for a call each.
 
-    This is measured if Python takes much of them between the calls, and possible if they are
-    hardly any arithmetic.
+    The finding is `measured` if Python takes much of a step between the calls. It is `possible` if a step computes
+    hardly anything.
     """
     one = loop.model.get("steps_per_execution") == 1 and loop.model.get("replicas", 1) == 1
     if not isinstance(loop, FitLoop) or not one or split.step_s >= TINY_STEP_S:
         return
     sure: Sureness = "measured"
-    gain = gain_of(python, least=0.5)
+    gain = gain_of(python, min_saved=0.5)
     if python >= MIN_PYTHON:
-        seen = f"{_share_of(split, python)}, and each call of the compiled step does one"
-        why = "Callbacks, the progress bar and the call itself cost the same however little a step does."
+        seen = f"{_share_of(split, python)}, and each call of the train function runs a single step"
+        why = "Callbacks, the progress bar and the call itself cost the same, however short a step is."
     elif _is_hardly_any(loop, split):
-        seen = f"{_hardly_any(loop, split)}: calling it, and starting each of its operations, is the rest"
+        seen = f"{_hardly_any(loop, split)}: the rest is the call, and the start of each of its operations"
         why = (
-            "A call from Python costs some tenths of a millisecond however little a step does; it is "
-            "counted with the compiled step here."
+            "A call from Python costs some tenths of a millisecond, however short a step is; here it is "
+            "counted as part of the compiled step."
         )
         sure, gain = "possible", (1.0, 3.0)
     else:
@@ -63,7 +63,7 @@ def _one_step_a_call(loop: Loop, split: StepSplit, python: float) -> Iterator[Sc
 
 
 def _is_hardly_any(loop: Loop, split: StepSplit) -> bool:
-    """Whether a tiny step is little more than its call and the launches of its operations."""
+    """Whether a step is so short that it is little more than its call and the start of its operations."""
     is_busy = split.busy is not None and split.busy >= MUCH_BUSY
     is_tiny = split.step_s < TINY_STEP_S and loop.mfu is not None and loop.mfu < HARDLY_ANY
     return is_tiny and is_busy
@@ -71,13 +71,13 @@ def _is_hardly_any(loop: Loop, split: StepSplit) -> bool:
 
 def _hardly_any(loop: Loop, split: StepSplit) -> str:
     return (
-        f"a step takes {split.step_s * 1e3:.3g} ms, and its products are {loop.mfu or 0:.2%} "
-        "of what the device could do in that time"
+        f"a step takes {split.step_s * 1e3:.3g} ms, and its matrix products are {loop.mfu or 0:.2%} "
+        "of what the device could compute in that time"
     )
 
 
 def _share_of(split: StepSplit, python: float) -> str:
-    return f"of a step of {split.step_s * 1e3:.3g} ms Python takes {python:.0%}"
+    return f"Python takes {python:.0%} of a step of {split.step_s * 1e3:.3g} ms"
 
 
 def python_findings(loop: Loop) -> Iterator[ScriptFinding]:
@@ -92,7 +92,7 @@ def python_findings(loop: Loop) -> Iterator[ScriptFinding]:
             yield _slow_hook(loop, split, hook, share)
     if split.python is None:
         return
-    # A larger batch, or several steps per call, do not help against the cost of the user's own callback.
+    # Larger batches, or several steps per call, do not reduce the cost of the user's own callbacks.
     python = max(0.0, split.python - sum(share for _, share in hooks))
     yield from _one_step_a_call(loop, split, python)
     yield from _small_batch(loop, split, python)
@@ -101,7 +101,7 @@ def python_findings(loop: Loop) -> Iterator[ScriptFinding]:
 def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[ScriptFinding]:
     if not 0 < loop.rows <= SMALL_BATCH:
         return
-    seen, gain = _share_of(split, python), gain_of(python, least=0.3)
+    seen, gain = _share_of(split, python), gain_of(python, min_saved=0.3)
     sure: Sureness = "likely"
     if python < MUCH_PYTHON:
         if not _is_hardly_any(loop, split):
@@ -111,7 +111,7 @@ def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[Script
         kind="small_batch",
         place=batch_line(loop),
         observation=f"{seen}, with batches of {loop.rows}",
-        why="The device is idle between steps that are too short for it, or starts operations that are.",
+        why="Between very short steps the device is idle, and very short operations cost mainly their start.",
         change=larger_batch(loop),
         gain=gain,
         sure=sure,
@@ -119,10 +119,10 @@ def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[Script
 
 
 def batch_line(loop: Loop) -> Place:
-    """The line that sets the batch size; else the line that trains."""
+    """Return the line that sets the batch size; if unknown, the line that trains."""
     for stage in loop.stages:
         if stage.kind in ("batch", "padded_batch"):
-            # The call of another library got it by name.
+            # If a library calls `batch`, the user's line can only have passed batch_size by name.
             call, position = (stage.kind, 0) if stage.in_user_code else ("", None)
             size = stage.arguments.get("batch_size")
             found = argument_line(stage.place, call, "batch_size", position=position, value=size)
@@ -133,10 +133,10 @@ def batch_line(loop: Loop) -> Place:
 
 
 def larger_batch(loop: Loop) -> str:
-    """The replacement for a small batch."""
+    """Return the advice to use a larger batch."""
     return (
-        f"A batch of {loop.rows * LARGER} (and a learning rate to suit it: another batch is another "
-        "training)."
+        f"Use a batch of {loop.rows * LARGER}, and adapt the learning rate: the batch size changes how the "
+        "model trains."
     )
 
 
@@ -148,7 +148,7 @@ def _slow_hook(loop: Loop, split: StepSplit, hook: BatchHook, share: float) -> S
         f"{split.step_s * 1e3:.3g} ms, {share:.0%}",
         why="It runs between two steps, in the thread that trains: the device waits until it has ended.",
         change="Do it every 100 batches (if batch % 100 == 0), in on_epoch_end, or in a thread of its "
-        "own; of Keras's own callbacks, set save_freq or update_freq to a number of batches.",
-        gain=gain_of(share, least=0.5),
+        "own. For a callback of Keras, set save_freq or update_freq to a number of batches.",
+        gain=gain_of(share, min_saved=0.5),
         sure="measured",
     )

@@ -1,4 +1,4 @@
-"""Avoidable costs of the step itself, and silent errors of the model."""
+"""Findings about avoidable costs of the step itself, and about silent errors of the model."""
 
 from __future__ import annotations
 
@@ -14,23 +14,24 @@ from stoker.scriptprofile.rules.python_rules import python_findings
 from stoker.scriptprofile.rules.wait_rules import batch_call_findings
 
 MAX_TRACES = 4
-"""Traces of one function without a finding: two for its first call that creates variables, and an epoch's short batch."""
+"""Maximum number of traces of a function without a finding: for example two for a first call that creates variables,
+and one for the short last batch of an epoch."""
 
 PASSING_CALLS = 5
-"""Calls of one tf.function: one that is made in a loop is called no more often."""
+"""A tf.function with at most this many calls per object counts as created again and again, e.g. in a loop."""
 
 MAX_NAMED = 3
-"""Number of changed arguments that are named."""
+"""Maximum number of changed arguments that a finding names."""
 
 SYNC_SHARE = 0.8
-"""Share of a loop's steps that read a value, from which on every step counts as reading it."""
+"""If at least this share of a loop's steps read a value, every step counts as reading it."""
 
 MIN_SYNCS = 20
-"""With fewer steps, this says nothing."""
+"""Minimum number of steps of a loop for a finding about read values."""
 
 
 def step_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
-    """Findings about a loop's step."""
+    """Return the findings about a loop's step."""
     eager = list(_eager(loop, process))
     yield from eager
     if not eager:
@@ -48,9 +49,9 @@ def step_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding
 def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
     share = 0.5 if loop.split is None or loop.split.python is None else loop.split.python
     common = {
-        "why": "Python starts each operation by itself, and TensorFlow can neither fuse nor order "
+        "why": "Python starts each operation separately, so TensorFlow can neither fuse nor reorder "
         "them.",
-        "gain": gain_of(max(0.5, share), least=0.5),
+        "gain": gain_of(max(0.5, share), min_saved=0.5),
         "sure": "likely",
     }
     if process.functions_run_eagerly:
@@ -76,7 +77,7 @@ def _eager(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
             yield ScriptFinding(
                 kind="eager_loop",
                 place=step_line(loop.step_calls) or place,
-                observation=f"{count} of {loop.steps} steps computed their gradients outside of any "
+                observation=f"{count} of {loop.steps} steps computed their gradients outside a "
                 "tf.function",
                 change="@tf.function\ndef train_step(x, y): ...  # forward pass, tape.gradient and "
                 "apply_gradients inside",
@@ -95,13 +96,13 @@ def _host_sync(loop: Loop, *, gpus: int) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="host_sync",
         place=place,
-        observation=f"{count} values were read from tensors in {loop.steps} steps, which took {took:.1%} of "
-        "their time" + ("" if gpus else " (on a GPU it would cost more)"),
-        why="Python waits until the device has ended the step, so that the next one is not prepared "
-        "meanwhile.",
-        change="Keep the tensor (total += loss), and read it once every 100 steps: "
+        observation=f"{count} values were read from tensors in {loop.steps} steps; reading took {took:.1%} of "
+        "the time" + ("" if gpus else " (on a GPU it would cost more)"),
+        why="Python waits until the device has ended the step, so it cannot prepare the next step during "
+        "this time.",
+        change="Keep the tensor (total += loss), and read its value once every 100 steps: "
         "if step % 100 == 0: print(float(loss))",
-        gain=gain_of(took, least=0.0) if not gpus else gain_of(min(0.5, took), least=0.1),
+        gain=gain_of(took, min_saved=0.0) if not gpus else gain_of(min(0.5, took), min_saved=0.1),
         sure="measured" if gpus else "possible",
     )
 
@@ -115,8 +116,8 @@ def _half_output(loop: Loop) -> Iterator[ScriptFinding]:
             place=to_place(output["place"]) or loop.place,
             observation=f"the output layer {output['name']} computes in {output['dtype']}",
             why="Softmax, sigmoid and the loss lose small probabilities in half precision: training "
-            "becomes unstable, or stands still.",
-            change='keras.layers.Dense(..., dtype="float32")  # the output layer alone',
+            "becomes unstable, or makes no progress.",
+            change='keras.layers.Dense(..., dtype="float32")  # only the output layer',
             gain=None,
             sure="measured",
         )
@@ -128,7 +129,7 @@ def _float64_model(loop: Loop) -> Iterator[ScriptFinding]:
             kind="float64_model",
             place=dtype_line(loop.made_at, "float64") or loop.made_at,
             observation=f"variables are float64: {', '.join(variables[:3])}",
-            why="It takes twice the memory, and on a GPU up to 64 times the time, of float32.",
+            why="float64 takes twice the memory of float32, and on a GPU up to 64 times as long.",
             change='keras.config.set_floatx("float32"), or dtype="float32" for these layers.',
             gain=(1.3, 2.0) if not loop.nodes else (1.0, 2.0),
             sure="likely",
@@ -143,10 +144,10 @@ def _outside_scope(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFindin
             yield ScriptFinding(
                 kind="outside_scope",
                 place=loop.made_at,
-                observation=f"{kind} of {replicas} replicas was made in {place}, and this model was made "
-                "outside of its scope: one device trains, and nothing says so",
-                why="Keras takes the strategy from where the model is made; the other devices stay "
-                "idle.",
+                observation=f"{kind} with {replicas} replicas was created in {place}, but this model was "
+                "created outside its scope: only one device trains, without a warning",
+                why="A Keras model uses the strategy in whose scope it is created; without one, the other "
+                "devices are idle.",
                 change="with strategy.scope():\n    model = ...\n    model.compile(...)",
                 gain=(1.0, float(replicas)),
                 sure="measured",
@@ -160,10 +161,10 @@ def _keras_distribution(loop: Loop) -> Iterator[ScriptFinding]:
     yield ScriptFinding(
         kind="keras_distribution",
         place=loop.made_at,
-        observation=f"keras.distribution is set to a {loop.model['keras_distribution']}, and this model trains "
-        f"on {loop.model.get('replicas', 1)} replica: with TensorFlow it has no effect, and nothing "
-        "says so",
-        why="Keras hands a distribution to JAX only; TensorFlow trains as if it were not there.",
+        observation=f"keras.distribution is set to a {loop.model['keras_distribution']}, but this model trains "
+        f"on {loop.model.get('replicas', 1)} replica: with TensorFlow the setting has no effect, and Keras "
+        "does not warn",
+        why="Keras passes a distribution only to JAX; TensorFlow ignores it.",
         change="strategy = tf.distribute.MirroredStrategy()\n"
         "with strategy.scope():\n    model = ...\n    model.compile(...)",
         gain=None,
@@ -172,9 +173,9 @@ def _keras_distribution(loop: Loop) -> Iterator[ScriptFinding]:
 
 
 def function_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
-    """Functions that were traced repeatedly."""
+    """Return the findings about functions that were traced repeatedly."""
     for function in process.functions:
-        # A function of each of several models is also made several times, but then called many times.
+        # Several models may each create this function once. Each copy is then called many times, and is fine.
         is_passing = function.calls <= PASSING_CALLS * function.made
         if function.made > MAX_TRACES and function.traces > MAX_TRACES and is_passing:
             yield _made_again(function, process)
@@ -186,10 +187,10 @@ def _made_again(function: Function, process: WatchedProcess) -> ScriptFinding:
     return ScriptFinding(
         kind="retracing",
         place=function.place,
-        observation=f"{function.made} tf.functions were made of {function.name}, and each was traced again, "
-        f"for {function.trace_s:.2g} s together",
-        why="A trace belongs to its tf.function: one that is made in a loop starts from nothing.",
-        change="Define the tf.function once, outside of the loop.",
+        observation=f"{function.made} tf.functions were created from {function.name}, and each was traced "
+        f"again, for {function.trace_s:.2g} s in total",
+        why="Traces belong to a tf.function object: an object that a loop creates has no traces yet.",
+        change="Define the tf.function once, outside the loop.",
         gain=_gain_of_traces(function, process),
         sure="measured",
     )
@@ -202,21 +203,21 @@ def _retraced(function: Function, process: WatchedProcess) -> ScriptFinding:
         if any(value.startswith("python") for value in values):
             causes.append(f"its argument {name} was the Python value {what}, ...")
             changes.append(
-                f"{function.name}(..., {name}=tf.constant({name}))  # a tensor is traced once"
+                f"{function.name}(..., {name}=tf.constant({name}))  # a tensor needs only one trace"
             )
         else:
             causes.append(f"its argument {name} was {what}, ...")
             changes.append(_ONE_SHAPE)
     cause = f": {'; '.join(causes)}" if causes else ""
     change = "\n".join(dict.fromkeys(changes)) or (
-        "Give every call the same shapes and dtypes, and no Python numbers."
+        "Pass the same shapes and dtypes in every call, and tensors instead of Python numbers."
     )
     return ScriptFinding(
         kind="retracing",
         place=function.place,
         observation=f"{function.name} was traced {function.traces} times in {function.calls} calls, for "
-        f"{function.trace_s:.2g} s together{cause}",
-        why="Each trace runs the Python again and builds and optimizes a new graph.",
+        f"{function.trace_s:.2g} s in total{cause}",
+        why="Each trace runs the Python code again, and builds and optimizes a new graph.",
         change=change,
         gain=_gain_of_traces(function, process),
         sure="measured",
@@ -224,13 +225,13 @@ def _retraced(function: Function, process: WatchedProcess) -> ScriptFinding:
 
 
 _ONE_SHAPE = (
-    "@tf.function(reduce_retracing=True)  # or batches of one shape: drop_remainder=True where the "
-    "first axis changes, padded_batch to a few lengths where another one does"
+    "@tf.function(reduce_retracing=True)  # or batches of the same shape: drop_remainder=True if the "
+    "first axis changes, padded_batch to a few lengths if another axis changes"
 )
 
 
 def _changing(causes: tuple[Mapping[str, str], ...]) -> list[tuple[str, list[str]]]:
-    """The changed arguments, those with the most different values first, with these values."""
+    """The arguments that changed, each with its distinct values; those with the largest number of values first."""
     values: dict[str, dict[str, None]] = {}
     for cause in causes:
         for name, value in cause.items():
@@ -241,4 +242,4 @@ def _changing(causes: tuple[Mapping[str, str], ...]) -> list[tuple[str, list[str
 
 def _gain_of_traces(function: Function, process: WatchedProcess) -> tuple[float, float]:
     trained_s = sum(loop.period_s + loop.first_s for loop in process.loops)
-    return gain_of(function.trace_s / max(trained_s, function.trace_s, 1e-9), least=0.5)
+    return gain_of(function.trace_s / max(trained_s, function.trace_s, 1e-9), min_saved=0.5)

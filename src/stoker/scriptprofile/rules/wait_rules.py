@@ -1,4 +1,4 @@
-"""Steps that wait for their input: Python feeds them batch by batch, or no other rule explains the wait."""
+"""Findings about steps that wait because Python feeds them batch by batch, or for a reason no other rule finds."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from stoker.scriptprofile.rules.finding import ScriptFinding, gain_of
 from stoker.scriptprofile.rules.input_rules import MIN_UNMEASURED, MIN_WAIT
 
 MIN_UNPARTED = 0.2
-"""Share of the step that is input or Python, if the two cannot be separated."""
+"""Minimum share of the step that Python takes, including the input if the two cannot be separated."""
 
 MIN_CALLS = 0.5
-"""Calls of `train_on_batch` per step, from which on a loop consists of them."""
+"""Minimum calls of `train_on_batch` per step of a loop that trains by such calls."""
 
 
 def feed_findings(loop: Loop, *, cores: int) -> Iterator[ScriptFinding]:
-    """The work of Python for each step of a `fit`, if training waits for it."""
+    """Report the Python object that makes the batches of a `fit`, if training waits for it."""
     feed = loop.feed if isinstance(loop, FitLoop) else None
     if feed is None or loop.split is None:
         return
@@ -43,14 +43,13 @@ def feed_findings(loop: Loop, *, cores: int) -> Iterator[ScriptFinding]:
 
 
 _WHY_ONE_THREAD = (
-    "Each batch is made by one Python thread, which takes turns with the training loop: no number of "
-    "cores makes it faster."
+    "Only one thread runs Python at a time, and the training loop needs it too: more cores do not make "
+    "the batches faster."
 )
 _WHY = {
-    "PyDataset": "Threads of Python take turns with each other and with the training loop; processes "
-    "do not, but each of their batches is copied between them.",
-    "DataLoader": "Its batches are copied from PyTorch's tensors to TensorFlow's, by the thread that "
-    "trains.",
+    "PyDataset": "Only one thread of a process runs Python at a time, and the training loop needs it too. "
+    "Worker processes run at the same time, but each batch is copied from one to the other.",
+    "DataLoader": "The thread that trains copies each batch from PyTorch's tensors to TensorFlow's.",
 }
 _TF_DATA = (
     "tf.data.Dataset.from_tensor_slices(paths).map(load, num_parallel_calls=tf.data.AUTOTUNE)"
@@ -68,7 +67,7 @@ def _change(feed: Feed, cores: int) -> str:
 
 
 def batch_call_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptFinding]:
-    """Loops that call `train_on_batch`, where Python between the calls is much of the step."""
+    """Report a loop that calls `train_on_batch` if Python takes much of the step between the calls."""
     split = loop.split
     if split is None or split.python is None or split.python < MIN_UNPARTED:
         return
@@ -78,71 +77,71 @@ def batch_call_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptF
     yield ScriptFinding(
         kind="train_on_batch",
         place=place,
-        observation=f"{count:,} calls of train_on_batch; of a step of {split.step_s * 1e3:.3g} ms Python takes "
-        f"{split.python:.0%}",
-        why="Each call makes an iterator of its one batch, and waits for the step's metrics.",
-        change="model.compile(..., steps_per_execution=32)\nmodel.fit(dataset)  # where a step trains "
-        "several models: their train_step in a model of yours, or one @tf.function",
-        gain=gain_of(split.python, least=0.5),
+        observation=f"{count:,} calls of train_on_batch; Python takes {split.python:.0%} of a step of "
+        f"{split.step_s * 1e3:.3g} ms",
+        why="Each call creates an iterator for its single batch, and waits for the step's metrics.",
+        change="model.compile(..., steps_per_execution=32)\nmodel.fit(dataset)  # if a step trains several "
+        "models: put them into one model with its own train_step, or into one @tf.function",
+        gain=gain_of(split.python, min_saved=0.5),
         sure="measured",
     )
 
 
 MIN_BOUND = 0.1
-"""Share of the step spent waiting, from which on it is a finding without another explanation."""
+"""Minimum share of the step spent waiting to report a wait for input that no other finding explains."""
 
 _FIRST = {
     "batch": ".batch(..., num_parallel_calls=tf.data.AUTOTUNE)",
-    "padded_batch": ".padded_batch(...) of samples that are as long as each other: "
-    ".bucket_by_sequence_length(...)",
+    "padded_batch": ".bucket_by_sequence_length(...)  # batches of samples of similar length, instead of "
+    ".padded_batch(...)",
     "interleave": ".interleave(..., num_parallel_calls=tf.data.AUTOTUNE)",
-    "flat_map": ".interleave(..., num_parallel_calls=tf.data.AUTOTUNE)  # where the order may change",
+    "flat_map": ".interleave(..., num_parallel_calls=tf.data.AUTOTUNE)  # if the order may change",
     "TFRecordDataset": "tf.data.TFRecordDataset(files, num_parallel_reads=tf.data.AUTOTUNE)",
     "TextLineDataset": "tf.data.TextLineDataset(files, num_parallel_reads=tf.data.AUTOTUNE)",
-    "map": ".batch(...) before .map(...), where the function can do a whole batch",
-    "from_tensor_slices": ".batch(...) as the first stage: rows that are read one by one cost each",
+    "map": ".batch(...) before .map(...), if the function can process a whole batch",
+    "from_tensor_slices": ".batch(...) as the first stage: reading rows one by one has a cost for each row",
 }
-"""The most expensive stage -> what to try first."""
+"""Kind of the most expensive stage -> what to try first."""
 
 _ANYHOW = (
-    "num_parallel_calls=tf.data.AUTOTUNE on what maps and reads, .batch(...) before .map(...), "
+    "num_parallel_calls=tf.data.AUTOTUNE for all stages that map or read, .batch(...) before .map(...), "
     ".prefetch(tf.data.AUTOTUNE) last"
 )
 _INSIDE = (
-    "@tf.function\ndef train(dataset):\n    for batch in dataset:  # inside: no call of Python for each\n"
+    "@tf.function\ndef train(dataset):\n    for batch in dataset:  # inside: no call from Python per batch\n"
     "        strategy.run(step, (batch,))"
 )
 
 
 _SCALED = (
-    "tf.io.decode_jpeg(data, ratio=4)  # 2, 4 or 8: decodes at a part of the size that is resized away;\n"
-    "# or store the images once at the size that the model takes"
+    "tf.io.decode_jpeg(data, ratio=4)  # 2, 4 or 8: decodes a smaller image, which is faster\n"
+    "# or store the images once in the size that the model takes"
 )
 
 
 def _decodes_large(stage: Stage) -> bool:
-    """A map that decodes whole images and then shrinks them."""
+    """Whether a stage is a map that decodes whole images and then resizes them."""
     decodes = any(each.startswith("Decode") for each in stage.operations)
     return decodes and any("Resize" in each for each in stage.operations)
 
 
 def bound_findings(loop: Loop) -> Iterator[ScriptFinding]:
-    """A wait for input, for a loop whose input has no other finding."""
+    """Report a wait for input; called only for a loop whose input has no other finding about speed."""
     split, known = loop.split, loop.input_wait()
-    least = MIN_BOUND if known is None or known.measured else MIN_UNMEASURED
-    if split is None or known is None or known.share < least:
+    min_wait = MIN_BOUND if known is None or known.measured else MIN_UNMEASURED
+    if split is None or known is None or known.share < min_wait:
         return
     if isinstance(loop, FitLoop) and not loop.user_stages():
-        return  # for arrays: none of its stages is the user's
+        return  # `fit` on arrays: the user's code created none of the stages
     wait = known.share
     dearest = _dearest(loop)
     by_hand = bool(loop.model.get("distributed")) and isinstance(loop, DatasetLoop)
     if by_hand:
-        seen = "a strategy hands its batches out, one call of Python each"
+        seen = "a strategy hands out its batches, with a call from Python for each batch"
     elif dearest is not None:
         seen = f"{dearest.name} takes {dearest.share:.0%} of the input's CPU time"
     else:
-        seen = "what its stages cost is not known"
+        seen = "the cost of its stages is unknown"
     place = loop.place
     if dearest is not None and dearest.stage is not None and dearest.stage.place != NOWHERE:
         place = dearest.stage.place
@@ -152,7 +151,7 @@ def bound_findings(loop: Loop) -> Iterator[ScriptFinding]:
         observation=f"{known.text} ({split.step_s * wait * 1e3:.3g} ms); {seen}"
         if known.measured
         else f"{known.text}; {seen}",
-        why="The input makes fewer batches a second than the step could take.",
+        why="The input makes fewer batches per second than the step could process.",
         change=_INSIDE if by_hand else _first_tries(dearest),
         gain=gain_of(wait),
         sure="possible",

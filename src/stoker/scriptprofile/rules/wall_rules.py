@@ -1,4 +1,4 @@
-"""The wall time of a whole script: its parts, and findings about those that are not training."""
+"""The wall time of a whole script: its parts, and findings about parts that are not training."""
 
 from __future__ import annotations
 
@@ -12,16 +12,17 @@ from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import is_sequential, nodes_of
 
 MIN_PART = 0.10
-"""Share of the time without imports, from which on a part is a finding."""
+"""Minimum share of the script's time without imports for which a part is a finding."""
 
 MIN_WALL_S, MIN_CPU_S, LONG_S = 2.0, 1.0, 10.0
-"""It also needs this many seconds on both clocks, or this long: load makes short parts long."""
+"""A part that is a finding must also take MIN_WALL_S of wall time, and either MIN_CPU_S of CPU time or LONG_S of wall
+time: other load on the machine makes short parts long."""
 
 MIN_LOOP = 0.05
-"""Share of a script's time without imports: loops with less get no advice about speed."""
+"""Minimum share of the script's time without imports that a loop takes: others get no advice about speed."""
 
 MANY_CALLS = 20
-"""From this number of calls of `predict`, the cost per call dominates."""
+"""Minimum number of calls of `predict` for the advice to make fewer calls: their own cost then dominates."""
 
 NAMES = {
     "imports": "imports",
@@ -33,15 +34,15 @@ NAMES = {
     "callbacks": "callbacks between epochs",
     "saving": "saving",
     "measuring": "measuring by Stoker",
-    "rest": "the script's own code, and waiting",
+    "rest": "the script's own code and waiting",
 }
 """Part -> label for the user."""
 
 
 def wall_time(process: WatchedProcess) -> Mapping[str, float]:
-    """Part of the process's time -> seconds, largest first; empty if unknown.
+    """Return part of the process's wall time -> seconds, largest first; empty if unknown.
 
-    They add up to the time from the process's start to its last report.
+    The sum of all parts is the time from the process's start to its last report.
     """
     if process.since_start_s <= 0:
         return {}
@@ -64,7 +65,7 @@ def wall_time(process: WatchedProcess) -> Mapping[str, float]:
 
 
 def share_of_script(loop: Loop, process: WatchedProcess) -> float:
-    """The share of a training line in the script's time without imports, in [0, 1]; 1 if unknown."""
+    """Return a loop's share of the script's time without imports, in [0, 1]; 1 if unknown."""
     parts = wall_time(process)
     base_s = sum(parts.values()) - parts.get("imports", 0.0)
     fits = sum(part.wall_s for part in process.wall_parts if part.place == loop.place)
@@ -73,7 +74,7 @@ def share_of_script(loop: Loop, process: WatchedProcess) -> float:
 
 
 def wall_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
-    """Parts of a script's time, other than training, that are large."""
+    """Return the findings about large parts of a script's time that are not training."""
     parts = wall_time(process)
     base_s = sum(parts.values()) - parts.get("imports", 0.0)
     for part in process.wall_parts:
@@ -102,13 +103,13 @@ def wall_findings(process: WatchedProcess) -> Iterator[ScriptFinding]:
 _SAID = {
     "validation": (
         "validation",
-        "No step is trained meanwhile.",
-        "Cache its data, take a part of it (validation_steps), or do it less often (validation_freq).",
+        "No step is trained during this time.",
+        "Cache its data, use only a part of the data (validation_steps), or validate less often (validation_freq).",
     ),
     "evaluate": (
         "evaluate",
         "It runs its input pipeline again, without the caches that `fit` may have.",
-        "Use a larger batch_size, and cache what its dataset computes.",
+        "Use a larger batch_size, and cache the results of its dataset.",
     ),
     "predict": (
         "predict",
@@ -116,26 +117,26 @@ _SAID = {
         "Use a larger batch_size, or predict less often.",
     ),
     "callbacks": (
-        "what callbacks do between epochs",
-        "No step is trained meanwhile.",
-        "Do it less often (if epoch % 5 == 0), on less data, or after the training.",
+        "the work of callbacks between epochs",
+        "No step is trained during this time.",
+        "Do this work less often (if epoch % 5 == 0), on less data, or after the training.",
     ),
     "saving": (
         "saving",
-        "No step is trained meanwhile.",
-        "Save less often, or weights only: ModelCheckpoint(save_best_only=True, save_weights_only=True)",
+        "No step is trained during this time.",
+        "Save less often, or only weights: ModelCheckpoint(save_best_only=True, save_weights_only=True)",
     ),
 }
-"""Kind of a part -> its name, the reason, the advice."""
+"""Kind of a part -> its name, why it costs time, and the advice."""
 
 _MANY = (
-    "Each call builds an iterator and a dataset, which costs milliseconds whatever it predicts.",
-    "Gather the rows and call model.predict(rows) once, or model(rows, training=False) for a few.",
+    "Each call builds a dataset and an iterator, which costs milliseconds, however few rows it predicts.",
+    "Collect the rows and call model.predict(rows) once; for a few rows, call model(rows, training=False).",
 )
 
 
 def shown_parts(process: WatchedProcess) -> list[tuple[str, float]]:
-    """Label and share of each part, for the user; parts below one percent are left out."""
+    """Return label and share of each part, for the user; parts below one percent are left out."""
     parts = wall_time(process)
     whole_s = sum(parts.values())
     shares = [(NAMES.get(name, name), value / whole_s) for name, value in parts.items() if whole_s]
@@ -143,7 +144,7 @@ def shown_parts(process: WatchedProcess) -> list[tuple[str, float]]:
 
 
 def parts_json(process: WatchedProcess) -> list[dict[str, object]]:
-    """For profile.json: the lines that took part of the time."""
+    """Return the wall time of each line, largest first, for profile.json."""
     return [_json(part) for part in sorted(process.wall_parts, key=lambda each: -each.wall_s)]
 
 
@@ -159,38 +160,38 @@ def _json(part: WallPart) -> dict[str, object]:
 
 
 CACHES = ("cache", "snapshot")
-"""Stages that keep the results of the first pass."""
+"""Kinds of stages that keep the results of the first pass."""
 
 _WORKS = ("map", "from_generator", "interleave", "flat_map", "filter")
-"""Stages of which one is named if TensorFlow recorded no figures."""
+"""Kinds of stages that may be the most expensive one if TensorFlow recorded no figures."""
 
 
 def filling_s(loop: Loop) -> float:
-    """Duration of the first pass's work below its cache, seconds; 0 without any."""
+    """Return how long the first pass worked to fill its cache, seconds; 0 if it filled none."""
     first = loop.first_pass
     if first is None or not _below_cache(loop):
         return 0.0
     work = _work_below_cache(loop, first)
     if work and first.nodes_s > 0:
-        # The first pass also traces and compiles: its input took no longer than it worked.
+        # The first pass also traces and compiles, so only the time that its stages worked counts.
         return min(first.longer_s, first.wall_s * sum(work_s for _, work_s in work) / first.nodes_s)
     ran = stages_of(first.nodes, loop.stages)
-    # A cache below which nothing ran was filled by an earlier loop.
+    # If the cache itself ran but nothing below it, an earlier loop had already filled it.
     is_full = any(stage is not None and stage.kind in CACHES for stage in ran)
     return 0.0 if is_full else first.longer_s
 
 
 def _slow_first_pass(loop: Loop, base_s: float) -> Iterator[ScriptFinding]:
-    """The finding that a first pass takes long, at the line of its most expensive stage.
+    """Report a long first pass, at the line of its most expensive stage.
 
     Args:
-        loop: A line that trains.
+        loop: A training loop.
         base_s: The script's time without imports, seconds.
     """
     first, filled_s = loop.first_pass, filling_s(loop)
     if first is None or filled_s < MIN_PART * base_s:
         return
-    # The time that it would have taken without other programs on the machine.
+    # Without other programs on the machine, it would have taken only this part of the time.
     if filled_s * (1.0 - first.away) < MIN_WALL_S:
         return
     work = _work_below_cache(loop, first)
@@ -201,7 +202,7 @@ def _slow_first_pass(loop: Loop, base_s: float) -> Iterator[ScriptFinding]:
     ran = nodes_of(first.nodes, loop.stages, "map").get(stage.place)
     change = _KEEP
     if stage.python_calls or stage.kind == "from_generator":
-        change = f"Write it with TensorFlow's operations, in a parallel map; and {_KEEP}"
+        change = f"Use TensorFlow's operations in a parallel map instead; and {_KEEP}"
     elif stage.kind == "map" and is_sequential(stage, ran):
         saved = share * (1.0 - 1.0 / max(1, loop.cores))
         change = f".map(..., num_parallel_calls=tf.data.AUTOTUNE)  # and {_KEEP}"
@@ -210,26 +211,26 @@ def _slow_first_pass(loop: Loop, base_s: float) -> Iterator[ScriptFinding]:
         kind="slow_first_pass",
         place=stage.place,
         observation=f"{what} fills the cache in the first of {loop.passes} passes, which takes "
-        f"{filled_s:.3g} s longer than a later one, {share:.0%} of the script's time without imports",
-        why="Training waits for it once in each run of the script, whatever later passes read.",
+        f"{filled_s:.3g} s longer than a later pass, {share:.0%} of the script's time without imports",
+        why="Training waits for it once in each run of the script; the cache only helps later passes.",
         change=change,
         gain=(1.0, 1.0 / max(0.05, 1.0 - saved)),
         sure="measured" if work else "likely",
     )
 
 
-_KEEP = ".cache(a file name) keeps the results on disk: the next run of the script reads them"
+_KEEP = ".cache(a file name) keeps the results on disk, for the next run of the script"
 
 
 def _below_cache(loop: Loop) -> list[Stage]:
-    """The user's stages below the cache, last one first."""
+    """The user's stages below the cache, last stage first."""
     cached = [number for number, stage in enumerate(loop.stages) if stage.kind in CACHES]
     below = loop.stages[cached[-1] + 1 :] if cached else ()
     return [stage for stage in below if stage.in_user_code]
 
 
 def _work_below_cache(loop: Loop, first: FirstPass) -> list[tuple[Stage, float]]:
-    """The stages that ran below the cache, and the duration of each one's work, with parallel calls at once."""
+    """The user's stages that ran below the cache, and how long each worked: CPU time / number of parallel calls."""
     below = _below_cache(loop)
     pairs = zip(first.nodes, stages_of(first.nodes, loop.stages), strict=True)
     return [
@@ -240,7 +241,7 @@ def _work_below_cache(loop: Loop, first: FirstPass) -> list[tuple[Stage, float]]
 
 
 def _likely_dearest(loop: Loop) -> Stage | None:
-    """The stage that is probably the most expensive one, if TensorFlow recorded no figures."""
+    """The stage that is probably the most expensive one; used if TensorFlow recorded no figures."""
     likely = [stage for stage in _below_cache(loop) if stage.kind in _WORKS]
     alone = [stage for stage in likely if is_sequential(stage, None)]
     return next(iter(alone or likely), None)

@@ -1,1 +1,1 @@
-"""The code that runs inside the script's process; it imports nothing from Stoker."""
+"""The watcher: code that runs inside the script's process and does not import the rest of Stoker."""

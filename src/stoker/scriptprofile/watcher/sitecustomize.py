@@ -1,7 +1,7 @@
-"""Python runs this module at its start, because `stoker profile` puts this folder first on its path.
+"""Python runs this module when it starts, because `stoker profile` puts this folder first on Python's path.
 
-It runs in every Python process below the script, of any kind and version: it imports only
-the standard library, prints nothing, and stops nothing.
+It runs in the script and in every Python process that the script starts, of any kind and version. It imports only the
+standard library, prints nothing, and never makes a process fail.
 """
 
 import importlib.machinery
@@ -13,7 +13,7 @@ _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - imp
 
 
 def _run_the_one_we_hide() -> None:
-    """Python runs only the first sitecustomize on its path: the next one must still run."""
+    """Run the user's own sitecustomize: Python itself runs only the first one on its path, which is this module."""
     others = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100 - importing pathlib slows the script's start - as above
     spec = importlib.machinery.PathFinder.find_spec("sitecustomize", others)
     if spec is None or spec.loader is None:
@@ -36,7 +36,7 @@ def _attach() -> None:
 
         with suppress(OSError), open(os.path.join(folder, "failed"), "a") as stream:  # noqa: PTH118, PTH123 - as above
             stream.write(f"{type(error).__name__}: {error}\n")
-    # The script sees its original path.
+    # Give the script its original path.
     sys.path[:] = [place for place in sys.path if os.path.abspath(place) != _HERE]  # noqa: PTH100 - importing pathlib slows the script's start
 
 

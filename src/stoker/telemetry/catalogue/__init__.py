@@ -1,4 +1,4 @@
-"""All metrics of training, input, serving, rollout, jobs, GPUs and hosts, each defined once: one file per writer.
+"""The definitions of all metrics of training, serving, rollout, GPUs and hosts: each once, with one file per writer.
 
-Code writes only metrics from this catalogue; `docs/reference/metrics.md`, dashboards and alerts are made from it.
+Code writes only metrics from this catalogue. `docs/reference/metrics.md`, dashboards and alerts are generated from it.
 """

@@ -1,4 +1,4 @@
-"""All metrics of all writers."""
+"""The metrics of all writers in one tuple."""
 
 from __future__ import annotations
 
@@ -12,4 +12,4 @@ METRICS: tuple[Metric, ...] = (
     *host.METRICS,
     *training.METRICS,
 )
-"""All metrics; a new writer adds its file with one line here."""
+"""All metrics; add the file of a new writer here."""

@@ -1,4 +1,4 @@
-"""Metrics of GPUs by dcgm-exporter's names, units and labels: `stoker monitor exporter --dcgm-names`.
+"""Metrics of GPUs with dcgm-exporter's names, units and labels; written by `stoker monitor exporter --dcgm-names`.
 
 Source: dcgm-exporter, default-counters.csv, and the template of its exposition.
 """
@@ -17,7 +17,7 @@ LABELS = (
     "GPU_I_ID",
     "Hostname",
 )
-"""Labels; the two with GPU_I exist only for MIG slices."""
+"""Names of the labels; the two that begin with GPU_I exist only for MIG slices."""
 
 
 def _metric(name: str, help_text: str, *, unit: str, kind: Kind = Kind.GAUGE) -> Metric:

@@ -1,4 +1,4 @@
-"""Metrics of GPUs, by `stoker monitor exporter` and by each training and server for the GPUs that it uses."""
+"""Metrics of GPUs; written by `stoker monitor exporter`, and by each training and server for the GPUs that it uses."""
 
 from __future__ import annotations
 
@@ -15,46 +15,48 @@ _counter = partial(Metric, kind=Kind.COUNTER, writer=Writer.EXPORTER)
 INFO = _gauge(
     name="stoker_gpu_info",
     unit="",
-    help="Always 1: product, MIG profile, address on the bus and driver of a GPU or MIG slice.",
+    help="Always 1; the labels are product, MIG profile, bus address and driver of a GPU or MIG slice.",
     labels=(*_GPU, "name", "profile", "pci", "driver"),
 )
 LOST = _gauge(
     name="stoker_gpu_lost",
     unit="",
-    help="1: the GPU fell off the bus or works again only after a reset, and has no other metrics.",
+    help="1: the GPU fell off the bus or needs a reset, and has no other metrics; 0: it answers.",
     labels=("gpu", "uuid"),
 )
 SM_ACTIVE = _gauge(
     name="stoker_gpu_sm_active_ratio",
     unit="ratio",
-    help="Multiprocessors that had work, mean over the last interval; by GPM, so Hopper or newer.",
+    help="Share of multiprocessors that had work, mean over the last interval; from GPM (Hopper or newer).",
     labels=_GPU,
 )
 TENSOR_ACTIVE = _gauge(
     name="stoker_gpu_tensor_active_ratio",
     unit="ratio",
-    help="Time in which the tensor cores worked, mean over the multiprocessors; by GPM.",
+    help="Share of time in which the tensor cores worked, mean over the multiprocessors; from GPM.",
     labels=_GPU,
 )
 DRAM_ACTIVE = _gauge(
     name="stoker_gpu_dram_active_ratio",
     unit="ratio",
-    help="Memory bandwidth in use, by GPM.",
+    help="Share of the memory bandwidth in use; from GPM.",
     labels=_GPU,
 )
 KERNEL_RAN = _gauge(
     name="stoker_gpu_kernel_ran_ratio",
     unit="ratio",
-    help="Time in which some kernel ran, even one on a single multiprocessor: NVML's utilization.",
+    help="Share of time in which any kernel ran, even on a single multiprocessor: NVML's utilization.",
     labels=_GPU,
 )
 MEMORY_USED = _gauge(
     name="stoker_gpu_memory_used_bytes",
     unit="bytes",
-    help="Memory of a GPU in use, by all processes.",
+    help="GPU memory in use by all processes.",
     labels=_GPU,
 )
-MEMORY = _gauge(name="stoker_gpu_memory_bytes", unit="bytes", help="Memory of a GPU.", labels=_GPU)
+MEMORY = _gauge(
+    name="stoker_gpu_memory_bytes", unit="bytes", help="Total memory of a GPU.", labels=_GPU
+)
 TEMPERATURE = _gauge(
     name="stoker_gpu_temperature_celsius",
     unit="celsius",
@@ -67,7 +69,7 @@ POWER = _gauge(
 POWER_LIMIT = _gauge(
     name="stoker_gpu_power_limit_watts",
     unit="watts",
-    help="Power that the card may draw.",
+    help="Maximum power that the card may draw.",
     labels=_GPU,
 )
 CLOCK = _gauge(
@@ -79,31 +81,31 @@ CLOCK = _gauge(
 THROTTLED = _gauge(
     name="stoker_gpu_throttled",
     unit="",
-    help="1: clocks are lower than possible for this reason, now.",
+    help="1: the clocks are lowered for this reason now; 0: they are not.",
     labels=(*_GPU, "reason"),
 )
 ECC_ERRORS = _counter(
     name="stoker_gpu_ecc_errors_total",
     unit="",
-    help="Memory errors since the driver was loaded: corrected and uncorrected.",
+    help="Memory errors since the driver was loaded, by kind: corrected or uncorrected.",
     labels=(*_GPU, "kind"),
 )
 XID = _gauge(
     name="stoker_gpu_xid",
     unit="",
-    help="Number of the newest XID error since the exporter started; 0: none.",
+    help="Number of the newest XID error since the writer of this metric started; 0: none.",
     labels=_GPU,
 )
 PCIE = _gauge(
     name="stoker_gpu_pcie_bytes_per_second",
     unit="bytes per second",
-    help="Sent (tx) and received (rx) by the GPU over PCIe.",
+    help="Bytes per second that the GPU sends (tx) and receives (rx) over PCIe.",
     labels=(*_GPU, "direction"),
 )
 NVLINK = _gauge(
     name="stoker_gpu_nvlink_bytes_per_second",
     unit="bytes per second",
-    help="Sent (tx) and received (rx) by the GPU over all NVLinks.",
+    help="Bytes per second that the GPU sends (tx) and receives (rx) over all NVLinks.",
     labels=(*_GPU, "direction"),
 )
 PROCESS_MEMORY = _gauge(
@@ -115,7 +117,7 @@ PROCESS_MEMORY = _gauge(
 SAMPLE_AGE = _gauge(
     name="stoker_exporter_last_sample_age_seconds",
     unit="seconds",
-    help="Age of the newest GPU sample, or time without one; absent on a machine without a driver.",
+    help="Age of the newest GPU sample, or time since the start if no sample exists; absent without a driver.",
 )
 
 STOKER = (
@@ -139,6 +141,6 @@ STOKER = (
     PROCESS_MEMORY,
     SAMPLE_AGE,
 )
-"""By Stoker's names."""
+"""The metrics with Stoker's names."""
 
 METRICS = (*STOKER, *dcgm.METRICS)

@@ -1,4 +1,4 @@
-"""The few metrics of a machine that alerts need if no node_exporter runs: `stoker monitor exporter`."""
+"""Metrics of a machine that alerts need if no node_exporter runs; written by `stoker monitor exporter`."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ MEMORY_AVAILABLE = _gauge(
 LOAD = _gauge(
     name="stoker_host_load",
     unit="",
-    help="Threads that ran or waited for a core or a disk, mean over a minute.",
+    help="Number of threads that run, or wait for a core or a disk; mean over the last minute.",
 )
 CORES = _gauge(name="stoker_host_cores", unit="", help="Cores of the machine.")
 DISK = _gauge(
     name="stoker_host_disk_bytes",
     unit="bytes",
-    help="Size of the file system that holds a folder.",
+    help="Size of the file system that contains the folder.",
     labels=("folder",),
 )
 DISK_FREE = _gauge(
     name="stoker_host_disk_free_bytes",
     unit="bytes",
-    help="Space that users can still write on the file system that holds a folder.",
+    help="Space left for users on the file system that contains the folder.",
     labels=("folder",),
 )
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Kind(StrEnum):
-    """Kinds of metrics, by Prometheus's names."""
+    """Kinds of metrics, with Prometheus's names."""
 
     COUNTER = "counter"
     GAUGE = "gauge"
@@ -37,12 +37,12 @@ class Metric:
     """`seconds`, `bytes`, `ratio` (0 to 1), `celsius`, `watts`, ...; "" for a count."""
 
     help: str
-    """One sentence, with its period."""
+    """Meaning of the metric: one sentence that ends with a period."""
 
     writer: Writer
 
     labels: tuple[str, ...] = ()
-    """Names of its labels, in the order of their values."""
+    """Names of its labels; samples have their values in this order."""
 
     tensorboard: str = ""
-    """Its name in TensorBoard and `metrics.jsonl`; empty if they do not have it."""
+    """Its name in TensorBoard and `metrics.jsonl`; empty if it is not written there."""

@@ -1,4 +1,4 @@
-"""The metrics of rollouts, which are the same on every server of a repository."""
+"""The metrics of rollouts; every server of a repository reports the same values."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ PHASE = Metric(
     unit="",
     writer=Writer.ROLLOUT,
     labels=("model_name", "phase"),
-    help="1 for the phase that a model's rollout is in, 0 for the others.",
+    help="1 for the current phase of a model's rollout, 0 for all other phases.",
 )
 TRAFFIC_SHARE = Metric(
     name="stoker_rollout_traffic_share",
@@ -26,8 +26,8 @@ EVENTS = Metric(
     unit="",
     writer=Writer.ROLLOUT,
     labels=("model_name", "event"),
-    help="Changes of a model's rollouts, by what changed; the same at each server.",
+    help="Changes of a model's rollouts, by event; every server reports the same number.",
 )
 
 METRICS = (PHASE, TRAFFIC_SHARE, EVENTS)
-"""All of them."""
+"""All metrics of rollouts."""

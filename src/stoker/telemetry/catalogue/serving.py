@@ -1,4 +1,4 @@
-"""The metrics of `stoker serve`: TensorFlow Serving's under their own names, and additional ones.
+"""The metrics of `stoker serve`: TensorFlow Serving's metrics with their original names, and Stoker's own metrics.
 
 Source of the names that begin with a colon: TensorFlow Serving, `servables/tensorflow/util.cc`, `batching_session.cc`.
 """
@@ -82,21 +82,21 @@ VERSION_REQUEST_COUNT = _metric(
     kind=Kind.COUNTER,
     unit="",
     labels=("model_name", "version", "status"),
-    help="Requests by model, version and status; without a version: failed before they reached one.",
+    help="Requests by model, version and status; version is empty for requests that failed before reaching one.",
 )
 VERSION_REQUEST_LATENCY = _metric(
     name="stoker_request_latency",
     kind=Kind.HISTOGRAM,
     unit="microseconds",
     labels=("model_name", "version"),
-    help="Time of a version to answer a request, with its wait for a thread, microseconds.",
+    help="Time that a version takes to answer a request, including the wait for a thread, microseconds.",
 )
 MODEL_LOADED = _metric(
     name="stoker_model_loaded",
     kind=Kind.GAUGE,
     unit="",
     labels=("model_name", "version"),
-    help="1 for a version that the scraped worker can call, 0 for one that it failed to load; without a version, 0: the model is not loaded yet.",
+    help="1: the scraped worker can call this version; 0: it failed to load it. 0 with an empty version: the model is not loaded yet.",
 )
 QUEUED_REQUESTS = _metric(
     name="stoker_queued_requests",
@@ -117,14 +117,14 @@ REQUESTS_UNDER_WAY = _metric(
     kind=Kind.GAUGE,
     unit="",
     labels=("entrypoint",),
-    help="Requests being answered.",
+    help="Requests that are being answered.",
 )
 HEAD_CACHE = _metric(
     name="stoker_head_cache",
     kind=Kind.COUNTER,
     unit="",
     labels=("result",),
-    help="Small REST requests whose headers were cached, and newly cached ones.",
+    help="Small REST requests, by whether their headers were already cached.",
 )
 ROLLOUT_STATE_AGE = _metric(
     name="stoker_rollout_state_age_seconds",
@@ -138,28 +138,28 @@ WORKERS_REPLACED = _metric(
     kind=Kind.COUNTER,
     unit="",
     labels=("reason",),
-    help="Replaced workers, by reason.",
+    help="Workers that were replaced, by reason.",
 )
 LOG_DROPPED = _metric(
     name="stoker_log_dropped",
     kind=Kind.COUNTER,
     unit="",
     labels=("log",),
-    help="Log entries that were dropped so that no request waits.",
+    help="Log entries that were dropped so that no request has to wait.",
 )
 COPIES = _metric(
     name="stoker_rollout_copies",
     kind=Kind.COUNTER,
     unit="",
     labels=("model_name", "result"),
-    help="Requests copied to a version in shadow, and those dropped, compared, different and bad.",
+    help="Requests copied to a version in shadow, by result.",
 )
 COPY_LATENCY = _metric(
     name="stoker_rollout_copy_latency",
     kind=Kind.HISTOGRAM,
     unit="microseconds",
     labels=("model_name", "version"),
-    help="Time of a copied request in each version's model, microseconds.",
+    help="Time that a copied request takes in the model of each version, microseconds.",
 )
 PREDICTION_SKEW = _metric(
     name="stoker_prediction_skew_ratio",
@@ -180,7 +180,7 @@ WORKER_PID = _metric(
     kind=Kind.GAUGE,
     unit="",
     labels=("worker",),
-    help="The process of each worker.",
+    help="Process ID of each worker.",
 )
 RESIDENT_MEMORY = _metric(
     name="process_resident_memory_bytes",
@@ -191,4 +191,4 @@ RESIDENT_MEMORY = _metric(
 )
 
 METRICS = tuple(each for each in list(globals().values()) if isinstance(each, Metric))
-"""All of them, in the order of this file."""
+"""All metrics of servers, in the order of this file."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from stoker.telemetry.catalogue.metric import Kind, Metric, Writer
 
 RUN = ("run",)
-"""The only label of most series; `stoker_run_info` has further facts of the run."""
+"""The only label of most metrics; `stoker_run_info` has further facts about the run."""
 
 
 def _gauge(name: str, unit: str, help_text: str, *more: str, tensorboard: str = "") -> Metric:
@@ -35,7 +35,7 @@ STEP_TIME_S = Metric(
     name="stoker_train_step_seconds",
     kind=Kind.HISTOGRAM,
     unit="seconds",
-    help="Wall time of a training step; steps of one call count with their mean.",
+    help="Wall time of a training step; if a call runs several steps, each counts with their mean.",
     writer=Writer.TRAINING,
     labels=RUN,
     tensorboard="step_time_s",
@@ -43,7 +43,7 @@ STEP_TIME_S = Metric(
 SAMPLES_PER_S = _gauge(
     "stoker_train_samples_per_second",
     "samples per second",
-    "Samples trained on per second of wall time.",
+    "Training samples per second of wall time.",
     tensorboard="samples_per_s",
 )
 INPUT_WAIT = _gauge(
@@ -55,7 +55,7 @@ INPUT_WAIT = _gauge(
 BUSY_FRACTION = _gauge(
     "stoker_train_busy_ratio",
     "ratio",
-    "U: time of the same step on one resident batch, divided by its time on real data.",
+    "U: time of a step on a batch kept in memory, divided by the time of a step on real data.",
     tensorboard="busy_fraction",
 )
 GOODPUT = _gauge(
@@ -67,39 +67,39 @@ GOODPUT = _gauge(
 MFU = _gauge(
     "stoker_train_mfu_ratio",
     "ratio",
-    "Model FLOPs per second, divided by the measured peak of these devices; on a GPU.",
+    "Model FLOPs per second, divided by the measured peak of the devices; only on GPUs.",
     tensorboard="mfu",
 )
-EPOCH = _gauge("stoker_train_epoch", "", "Epochs finished.", tensorboard="epoch")
+EPOCH = _gauge("stoker_train_epoch", "", "Number of finished epochs.", tensorboard="epoch")
 LOSS = _gauge(
     "stoker_train_loss",
     "",
-    "Mean loss of the last call of steps; after an epoch, of the epoch.",
+    "Mean loss over the steps of the last call; after an epoch, over the epoch.",
     tensorboard="loss",
 )
 MODEL_METRIC = _gauge(
     "stoker_train_metric",
     "",
-    "Newest value of a metric of the model by its own name, val_ for the eval split.",
+    "Newest value of a metric of the model; names on the eval split begin with val_.",
     "name",
 )
 LOSS_SCALE = _gauge(
     "stoker_train_loss_scale",
     "",
-    "Dynamic factor of the loss in float16.",
+    "Dynamic factor by which the loss is multiplied in float16.",
     tensorboard="loss_scale",
 )
 GRADIENT_NORM = _gauge(
     "stoker_train_gradient_norm",
     "",
-    "Global norm of the gradients of one fixed batch, with each histogram of gradients.",
+    "Global norm of the gradients of a fixed batch; measured with each histogram of gradients.",
     tensorboard="gradient_norm",
 )
 STEPS = _counter("stoker_train_steps_total", "", "Training steps that this process has done.")
 WALL_SECONDS = _counter(
     "stoker_train_wall_seconds_total",
     "seconds",
-    "Wall time of this process by part; waiting: of the run, between its processes.",
+    "Wall time of this process by part; the part `waiting` is the run's time between its processes.",
     "part",
 )
 CHECKPOINT_AGE = _gauge(
@@ -110,7 +110,7 @@ CHECKPOINT_AGE = _gauge(
 RESTARTS = _counter(
     "stoker_train_restarts_total",
     "",
-    "Processes that continued the run, by the earlier one's end.",
+    "Number of processes that continued the run, by how the earlier process ended.",
     "cause",
 )
 REMAINING = _gauge(
@@ -119,28 +119,28 @@ REMAINING = _gauge(
 LOCAL_STEP = _gauge(
     "stoker_train_local_step_seconds",
     "seconds",
-    "Median over 100 steps of a worker's time from one all-reduce to the next.",
+    "Time of a worker from one all-reduce to the next, median over 100 steps.",
     "worker",
 )
 STRAGGLER = _gauge(
     "stoker_train_straggler_ratio",
     "ratio",
-    "A worker's local step time, divided by the median of the others'; a straggler is above 1.2.",
+    "Local step time of a worker, divided by the median of the other workers; a straggler is above 1.2.",
     "worker",
 )
 RUN_INFO = _gauge(
     "stoker_run_info",
     "",
-    "Always 1: facts of a run; join it with other metrics by the label run.",
+    "Always 1; the labels are facts about a run. Join it with other metrics by the label run.",
     *("experiment", "user", "team", "cluster", "git_commit"),
 )
 
 SPEED = (STEP_TIME_S, SAMPLES_PER_S, INPUT_WAIT, BUSY_FRACTION, MFU, GOODPUT, EPOCH)
-"""Shown in the progress line and TensorBoard, besides the model's own loss and metrics."""
+"""Metrics that the progress line and TensorBoard show, in addition to the model's own loss and metrics."""
 
 METRICS = (
     *SPEED,
     *(LOSS, MODEL_METRIC, LOSS_SCALE, GRADIENT_NORM, STEPS, WALL_SECONDS, CHECKPOINT_AGE),
     *(RESTARTS, REMAINING, LOCAL_STEP, STRAGGLER, RUN_INFO),
 )
-"""All of them."""
+"""All metrics of a training run."""

@@ -1,1 +1,1 @@
-"""GPUs sampled through NVML, as metrics: Stoker's names and dcgm-exporter's."""
+"""Samples GPUs through NVML, and writes the samples as metrics with Stoker's or dcgm-exporter's names."""

@@ -1,4 +1,4 @@
-"""Readings of GPUs as metrics with dcgm-exporter's names, so that its dashboards and alerts still work."""
+"""Writes readings of GPUs as metrics with dcgm-exporter's names, so that dashboards and alerts for it still work."""
 
 from __future__ import annotations
 
@@ -15,19 +15,23 @@ _MIB = 1 << 20
 
 
 class _Entity(NamedTuple):
-    """The subject of a line: dcgm-exporter repeats the values of a divided GPU for each of its slices."""
+    """The subject of a line: a GPU, or each MIG slice of a divided GPU.
+
+    Like dcgm-exporter, the lines of a slice repeat the values that exist only for the whole GPU.
+    """
 
     part: GpuReading
-    """The GPU, or its MIG slice."""
+    """The MIG slice; the GPU itself if it is not divided."""
 
     whole: GpuReading
+    """The GPU."""
 
 
 def dcgm_families(readings: Sequence[GpuReading]) -> list[list[str]]:
-    """Return the lines of each metric that some GPU reports.
+    """Return the lines of each metric that at least one GPU reports.
 
     Args:
-        readings: of GPUs and MIG slices.
+        readings: Readings of GPUs and MIG slices.
     """
     host = socket.gethostname()
     entities = [entity for entity in _entities(readings) if not entity.whole.lost]

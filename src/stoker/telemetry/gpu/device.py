@@ -1,4 +1,4 @@
-"""One GPU or MIG slice, which is read repeatedly."""
+"""Reads one GPU or MIG slice repeatedly."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from stoker.telemetry.gpu.gpm import GpmCounters, has_gpm
 from stoker.telemetry.gpu.readings import GpuIdentity, GpuProcess, GpuReading, SlowFields
 
 OwnerOf = Callable[[int, int | None], GpuProcess]
-"""(process ID, its GPU memory in bytes) -> what the process belongs to."""
+"""(process ID, its GPU memory in bytes) -> the run or model that the process belongs to."""
 
 _ALL_LINKS = 0xFFFFFFFF
-"""Scope of a field that adds up all NVLinks. Source: NVML, `NVML_FI_DEV_NVLINK_THROUGHPUT_*`."""
+"""Scope ID of a field that means the sum over all NVLinks. Source: NVML, `NVML_FI_DEV_NVLINK_THROUGHPUT_*`."""
 
 _NVLINK = {
     "tx": pynvml.NVML_FI_DEV_NVLINK_THROUGHPUT_DATA_TX,
@@ -28,7 +28,7 @@ _FIELDS = (
     pynvml.NVML_FI_DEV_PCIE_REPLAY_COUNTER,
     *((field, _ALL_LINKS) for field in _NVLINK.values()),
 )
-"""The fields that one call reads together."""
+"""The fields of NVML that are read together in one call."""
 
 _VALUE_OF = {
     pynvml.NVML_VALUE_TYPE_DOUBLE: "dVal",
@@ -45,18 +45,18 @@ _PCIE = {"tx": pynvml.NVML_PCIE_UTIL_TX_BYTES, "rx": pynvml.NVML_PCIE_UTIL_RX_BY
 
 
 class WholeGpu:
-    """A GPU; also one that is divided into MIG slices."""
+    """A whole GPU, which may be divided into MIG slices."""
 
     def __init__(self, index: int, handle: nvml.Handle, owner_of: OwnerOf) -> None:
         """Read the constant properties.
 
         Args:
-            index: in the driver's order.
-            handle: NVML's handle of it.
-            owner_of: finds what a process belongs to.
+            index: Number of the GPU in the driver's order.
+            handle: NVML's handle of the GPU.
+            owner_of: Finds the run or model that a process belongs to.
 
         Raises:
-            GpuLostError: the GPU fell off the bus.
+            GpuLostError: The GPU fell off the bus.
         """
         self.handle = handle
         self.identity = GpuIdentity(
@@ -73,13 +73,13 @@ class WholeGpu:
         self.xid: int | None = None
 
     def read(self, *, slow: bool) -> GpuReading:
-        """Sample it.
+        """Sample the GPU.
 
         Args:
-            slow: whether to read the slow fields as well.
+            slow: Whether to read the slow fields as well.
 
         Raises:
-            GpuLostError: the GPU fell off the bus.
+            GpuLostError: The GPU fell off the bus.
         """
         handle = self.handle
         if slow:
@@ -111,7 +111,7 @@ class WholeGpu:
         )
 
     def slices(self) -> list[MigInstance]:
-        """Return its current MIG slices."""
+        """Return the current MIG slices of the GPU."""
         if not nvml.mig_enabled(self.handle):
             return []
         found = (
@@ -158,10 +158,10 @@ class MigInstance:
         """Read the constant properties.
 
         Args:
-            gpu: the GPU that it is a slice of.
-            handle: it, for NVML.
-            number: of its GPU instance.
-            owner_of: finds what a process belongs to.
+            gpu: The GPU that contains the slice.
+            handle: NVML's handle of the slice.
+            number: Number of the slice's GPU instance.
+            owner_of: Finds the run or model that a process belongs to.
         """
         whole = gpu.identity
         self.handle = handle
@@ -179,13 +179,13 @@ class MigInstance:
         self._slow = SlowFields()
 
     def read(self, *, slow: bool) -> GpuReading:
-        """Sample its memory, processes and activity: all other values are those of the whole GPU.
+        """Sample memory, processes and activity of the slice; all other values exist only for the whole GPU.
 
         Args:
-            slow: whether to read the slow fields as well.
+            slow: Whether to read the slow fields as well.
 
         Raises:
-            GpuLostError: its GPU fell off the bus.
+            GpuLostError: The GPU fell off the bus.
         """
         if slow:
             self._slow = SlowFields(processes=_processes(self.handle, self._owner_of))

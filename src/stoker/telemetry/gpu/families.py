@@ -1,4 +1,4 @@
-"""Readings of GPUs as metrics with Stoker's names; a value that a GPU does not report is absent, never 0."""
+"""Writes readings of GPUs as metrics with Stoker's names; a value that a GPU does not report is left out, never 0."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ def families(
     """Return the lines of each metric.
 
     Args:
-        readings: of GPUs and MIG slices.
-        driver: its version.
-        age_s: of these readings, seconds; None without a driver.
+        readings: Readings of GPUs and MIG slices.
+        driver: Version of the driver.
+        age_s: Age of these readings, seconds; None without a driver.
     """
     well = [reading for reading in readings if not reading.lost]
     found = [
@@ -40,11 +40,11 @@ def families(
 
 
 def health_families(readings: Sequence[GpuReading], *, age_s: float | None) -> list[list[str]]:
-    """Return the lines that say whether the other metrics are current.
+    """Return the lines that show whether the other metrics are current.
 
     Args:
-        readings: of GPUs and MIG slices.
-        age_s: of these readings, seconds; None without a driver.
+        readings: Readings of GPUs and MIG slices.
+        age_s: Age of these readings, seconds; None without a driver.
     """
     whole = [reading for reading in readings if not reading.identity.mig]
     return [

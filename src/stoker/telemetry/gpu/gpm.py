@@ -1,4 +1,4 @@
-"""Activity of a GPU from the counters of GPM, which Hopper and newer have.
+"""Reads the activity of a GPU from its GPM counters, which exist on Hopper and newer GPUs.
 
 Source: NVML API reference, GPM functions and `nvmlGpmMetricId_t`.
 """
@@ -26,20 +26,20 @@ _NVLINK = {
     "tx": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_TX_PER_SEC,
     "rx": pynvml.NVML_GPM_METRIC_NVLINK_TOTAL_RX_PER_SEC,
 }
-_ASKED = (_GRAPHICS, _SM, _TENSOR, _DRAM, *_PCIE.values(), *_NVLINK.values())
+_REQUESTED = (_GRAPHICS, _SM, _TENSOR, _DRAM, *_PCIE.values(), *_NVLINK.values())
 
 _MIB = 1 << 20
 
 
 class GpmCounters:
-    """The counters of one GPU or MIG slice: two samples, the older of which is overwritten."""
+    """The counters of one GPU or MIG slice; it keeps the last two samples."""
 
     def __init__(self, handle: nvml.Handle, *, gpu_instance: int | None = None) -> None:
         """Prepare the samples; nothing is read.
 
         Args:
-            handle: the whole GPU.
-            gpu_instance: the MIG slice of it to read; None: all of the GPU.
+            handle: NVML's handle of the whole GPU.
+            gpu_instance: Number of the GPU instance of the MIG slice to read; None: the whole GPU.
         """
         self._handle = handle
         self._gpu_instance = gpu_instance
@@ -48,21 +48,21 @@ class GpmCounters:
         self._has_previous = False
         self._request = pynvml.c_nvmlGpmMetricsGet_t()
         self._request.version = pynvml.NVML_GPM_METRICS_GET_VERSION
-        self._request.numMetrics = len(_ASKED)
-        for place, metric in enumerate(_ASKED):
+        self._request.numMetrics = len(_REQUESTED)
+        for place, metric in enumerate(_REQUESTED):
             self._request.metrics[place].metricId = metric
 
     def read(self) -> GpuActivity | None:
-        """Return the activity since the previous call; None at the first call, or if the driver gives no sample.
+        """Return the activity since the previous call; None in the first call, or if the driver gives no sample.
 
         Raises:
-            GpuLostError: the GPU fell off the bus.
+            GpuLostError: The GPU fell off the bus.
         """
         had_previous, self._has_previous = self._has_previous, False
         if len(self._samples) < 2 or not self._sampled(self._samples[0]):
             return None
         self._has_previous = True
-        self._samples.reverse()  # swap them: the next call overwrites the older one
+        self._samples.reverse()  # the next call overwrites the first of the two: the older sample
         if not had_previous:
             return None
         self._request.sample1, self._request.sample2 = self._samples
@@ -70,7 +70,7 @@ class GpmCounters:
             return None
         found = {
             each.metricId: float(each.value)
-            for each in self._request.metrics[: len(_ASKED)]
+            for each in self._request.metrics[: len(_REQUESTED)]
             if each.nvmlReturn == pynvml.NVML_SUCCESS and math.isfinite(each.value)
         }
         return _activity(found)

@@ -1,4 +1,4 @@
-"""What a process on a GPU belongs to: the run that it trains, or the model that it serves."""
+"""Finds the run that a process on a GPU trains, or the model that it serves."""
 
 from __future__ import annotations
 
@@ -11,22 +11,23 @@ from stoker.telemetry.gpu.readings import GpuProcess
 PROC = Path("/proc")
 
 _MAX_PARENTS = 8
-"""Number of parent processes that are checked: a worker of a training or a server is a child of it."""
+"""Maximum number of processes that are checked, from the process itself upward: a worker is a child process of its
+training or server."""
 
 _LOCK = "lock"
-"""File of a run's folder that its process holds open."""
+"""File in a run's folder that the run's process keeps open."""
 
 _RUN = "run.json"
 _MODEL_FLAGS = ("--model_name", "--model_base_path")
 
 
 def owner_of(pid: int, memory_bytes: int | None, *, proc: Path = PROC) -> GpuProcess:
-    """Return what a process belongs to; empty for processes of other users and other programs.
+    """Return the run or model of a process; both are empty for processes of other users and other programs.
 
     Args:
-        pid: the process ID.
-        memory_bytes: the GPU memory that it holds, bytes.
-        proc: folder with the kernel's information on processes.
+        pid: The process ID.
+        memory_bytes: GPU memory that the process uses, bytes; None if unknown.
+        proc: Folder with the kernel's information about processes.
     """
     run = model = ""
     for each in _with_parents(pid, proc):
@@ -41,18 +42,18 @@ def _with_parents(pid: int, proc: Path) -> Iterator[int]:
             return
         yield pid
         try:
-            # The name, which may contain any character, ends at the last parenthesis; then follow state and parent.
+            # The name may contain any character and ends at the last parenthesis; state and parent follow it.
             pid = int((proc / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
         except (OSError, IndexError, ValueError):
             return
 
 
 def _run_of(open_files: Path) -> str:
-    """NAME/ID of the run whose lock is among these open files; empty if there is none."""
+    """NAME/ID of the run whose lock is among these open files; empty if none of them is a run's lock."""
     try:
         found = [path.readlink() for path in open_files.iterdir()]
     except OSError:
-        return ""  # it has ended, or belongs to another user
+        return ""  # the process has ended, or belongs to another user
     for file in found:
         if file.name == _LOCK and (file.parent / _RUN).is_file():
             return f"{file.parent.parent.name}/{file.parent.name}"
@@ -67,7 +68,7 @@ def _command(process: Path) -> list[str]:
 
 
 def _model_of(command: Sequence[str]) -> str:
-    """The model of a `stoker serve` command: its `--model_name`, else the name of the folder that it serves."""
+    """The model of a `stoker serve` command: its `--model_name`, or else the name of the folder that it serves."""
     if not _is_server(command):
         return ""
     after = command[command.index("serve") + 1 :]

@@ -1,4 +1,4 @@
-"""All GPUs of a machine, sampled through one open driver."""
+"""Samples all GPUs of a machine through NVML."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ _AT_ONCE_MS = 0
 
 
 class GpuReader:
-    """The opened driver; used by one thread at a time."""
+    """The open driver and its GPUs; only one thread at a time may use it."""
 
     def __init__(self, owner_of: OwnerOf, *, uuids: Collection[str] | None = None) -> None:
         """Open the driver.
 
         Args:
-            owner_of: finds what a process belongs to.
-            uuids: of the GPUs and MIG slices to read; None: all.
+            owner_of: Finds the run or model that a process belongs to.
+            uuids: UUIDs of the GPUs and MIG slices to read; None: all.
 
         Raises:
-            NvmlError: no driver answers.
+            NvmlError: The driver does not answer, or is not installed.
         """
         self._owner_of = owner_of
         self._uuids = uuids
@@ -53,11 +53,11 @@ class GpuReader:
         """Sample all GPUs and MIG slices, in the driver's order.
 
         Args:
-            slow: whether to read the slow fields as well, look for other MIG slices, and whether a lost
-                GPU is back.
+            slow: Whether to read the slow fields as well, look for new MIG slices, and check whether a lost GPU
+                answers again.
 
         Raises:
-            NvmlError: no GPU answers any more, for example after the driver was unloaded.
+            NvmlError: No GPU answers any more, for example after the driver was unloaded.
         """
         self._take_events()
         if slow:
@@ -82,7 +82,7 @@ class GpuReader:
         nvml.close_driver()
 
     def _find(self, index: int) -> None:
-        """Start to read a GPU, or record that it is lost; skip one that this process may not use."""
+        """Add a GPU to those that are read, or record that it is lost; skip a GPU that this process may not use."""
         try:
             found = WholeGpu(index, nvml.gpu(index), self._owner_of)
         except nvml.GpuLostError as error:
@@ -100,7 +100,7 @@ class GpuReader:
             found.xid = 0
 
     def _readings(self, index: int, *, slow: bool) -> list[GpuReading]:
-        """Sample a GPU and its slices; if it is lost, return one reading that says so."""
+        """Sample a GPU and its slices; for a lost GPU, return a single reading with `lost`."""
         gpu = self._gpus.get(index)
         if gpu is None:
             return [GpuReading(identity=self._lost[index], lost=True)]
@@ -145,7 +145,7 @@ class GpuReader:
         return True
 
     def _take_events(self) -> None:
-        """Record the XID errors since the last call; does not wait."""
+        """Record the XID errors since the last call, without waiting."""
         while self._events is not None:
             try:
                 event = nvml.ask(pynvml.nvmlEventSetWait_v2, self._events, _AT_ONCE_MS)

@@ -16,51 +16,51 @@ class GpuActivity:
     """Share of the time in which any compute or graphics engine was active."""
 
     sm: float | None = None
-    """Share of the multiprocessors that were active, mean over the time."""
+    """Share of the multiprocessors that were active, averaged over the time."""
 
     tensor: float | None = None
-    """Share of the time in which the tensor cores were active, mean over the multiprocessors."""
+    """Share of the time in which the tensor cores were active, averaged over the multiprocessors."""
 
     dram: float | None = None
-    """Share of the memory's bandwidth in use."""
+    """Share of the memory bandwidth in use."""
 
     pcie_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """`tx` (sent) and `rx` (received) over PCIe."""
+    """Bytes per second over PCIe: `tx` (sent) and `rx` (received)."""
 
     nvlink_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """`tx` (sent) and `rx` (received) over all NVLinks."""
+    """Bytes per second over all NVLinks: `tx` (sent) and `rx` (received)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuProcess:
-    """A process that computes on a GPU, and what it belongs to."""
+    """A process that computes on a GPU, and its run or model."""
 
     pid: int
     memory_bytes: int | None
     run: str = ""
-    """The run that it trains, NAME/ID; empty if it trains none, or another user's."""
+    """The run that the process trains, NAME/ID; empty if it trains none, or belongs to another user."""
 
     model: str = ""
-    """The model that it serves; empty if it serves none, or another user's."""
+    """The model that the process serves; empty if it serves none, or belongs to another user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuIdentity:
-    """The GPU or MIG slice."""
+    """The constant properties that identify a GPU or MIG slice."""
 
     index: int
-    """Number of the GPU in the driver's order; of a slice: that of its GPU."""
+    """Number of the GPU in the driver's order; a slice has the number of its GPU."""
 
     uuid: str = ""
     name: str = ""
     pci: str = ""
-    """Address of the GPU on the bus."""
+    """Address of the GPU on the PCI bus."""
 
     minor: int | None = None
-    """N of /dev/nvidiaN."""
+    """The N in /dev/nvidiaN."""
 
     mig: str = ""
-    """Number of the GPU instance that a MIG slice is; empty for a whole GPU."""
+    """Number of a MIG slice's GPU instance; empty for a whole GPU."""
 
     @property
     def profile(self) -> str:
@@ -78,50 +78,50 @@ class SlowFields:
 
     processes: tuple[GpuProcess, ...] = ()
     pcie_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Like `GpuActivity`, for a GPU without GPM: measured over 20 ms."""
+    """As in `GpuActivity`, but for a GPU without GPM; measured over 20 ms."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class GpuReading:
-    """One GPU or MIG slice at one time; None or empty means that it does not report the value."""
+    """One GPU or MIG slice at one time; a value that it does not report is None or empty."""
 
     identity: GpuIdentity
     lost: bool = False
-    """Whether it fell off the bus, or needs a reset."""
+    """Whether the GPU fell off the bus, or needs a reset."""
 
     activity: GpuActivity | None = None
-    """None without GPM (before Hopper), and in the first sample."""
+    """Activity from GPM; None without GPM (before Hopper), and in the first sample."""
 
     kernel_ran: float | None = None
-    """Share of the last moments in which some kernel ran, however few multiprocessors it used."""
+    """Share of the driver's last sample period in which any kernel ran, even on a single multiprocessor."""
 
     memory_ran: float | None = None
-    """Share of the last moments in which memory was read or written, however little."""
+    """Share of the driver's last sample period in which memory was read or written, however little."""
 
     memory: Memory | None = None
     temperature_c: int | None = None
     memory_temperature_c: int | None = None
     power_w: float | None = None
     energy_mj: int | None = None
-    """Since the driver was loaded, millijoules."""
+    """Energy used since the driver was loaded, millijoules."""
 
     sm_clock_mhz: int | None = None
     memory_clock_mhz: int | None = None
     throttled_by: tuple[str, ...] | None = None
     pcie_replays: int | None = None
     nvlink_kib: Mapping[str, int] = field(default_factory=dict)
-    """`tx` and `rx` over all NVLinks since the driver was loaded, KiB."""
+    """KiB over all NVLinks since the driver was loaded: `tx` (sent) and `rx` (received)."""
 
     nvlink_bytes_per_s: Mapping[str, float] = field(default_factory=dict)
-    """Rates between two samples, from the counters above or from GPM."""
+    """Bytes per second over all NVLinks between two samples, from `nvlink_kib` or from GPM."""
 
     xid: int | None = None
-    """Number of the newest XID error, 0 before the first; None if the driver does not report them."""
+    """Number of the newest XID error, 0 if none occurred; None if the driver does not report XID errors."""
 
     slow: SlowFields = SlowFields()
 
     @property
     def pcie_bytes_per_s(self) -> Mapping[str, float]:
-        """`tx` (sent) and `rx` (received) over PCIe."""
+        """Bytes per second over PCIe: `tx` (sent) and `rx` (received)."""
         found = self.activity.pcie_bytes_per_s if self.activity else {}
         return found or self.slow.pcie_bytes_per_s

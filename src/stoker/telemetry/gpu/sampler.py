@@ -26,14 +26,14 @@ SLOW_S = 15.0
 """Interval between two samples of the slow fields, and between attempts to reach a driver that does not answer, seconds."""
 
 _STALE = 10
-"""After this many missed intervals the driver counts as hung, and the last sample is not reported."""
+"""After this many intervals without a sample, the driver counts as hung, and the last sample is no longer reported."""
 
 _CLOSING_S = 2.0
-"""Longest wait for the thread at the end, seconds: a call of a hanging driver does not end."""
+"""Maximum wait for the thread in `close`, seconds: if the driver hangs, the thread does not end."""
 
 
 class GpuSampler:
-    """The newest sample of the GPUs. A context manager; a failure is a warning and absent metrics."""
+    """Keeps the newest sample of the GPUs; a context manager. After a failure, it logs a warning and has no metrics."""
 
     def __init__(
         self,
@@ -48,8 +48,8 @@ class GpuSampler:
         Args:
             every_s: Interval between two samples, seconds.
             slow_s: Interval between two samples of the slow fields, seconds.
-            uuids: Of the GPUs and MIG slices to sample; None: all of the machine.
-            owners: Finds what a process belongs to.
+            uuids: UUIDs of the GPUs and MIG slices to sample; None: all of the machine.
+            owners: Finds the run or model that a process belongs to.
         """
         self._every_s, self._slow_s = every_s, slow_s
         self._uuids, self._owners = uuids, owners
@@ -64,7 +64,7 @@ class GpuSampler:
         self._thread.start()
 
     def readings(self) -> tuple[GpuReading, ...]:
-        """Return the newest sample: empty without a GPU or driver, or if the driver hangs."""
+        """Return the newest sample; it is empty without a GPU or driver, or if the driver hangs."""
         sampled_s = self._sampled_s
         if sampled_s is None or time.monotonic() - sampled_s > _STALE * self._every_s:
             return ()
@@ -73,7 +73,7 @@ class GpuSampler:
     def age_s(self) -> float | None:
         """Return the age of the newest sample, seconds; None on a machine without a driver.
 
-        If the driver has never answered, this is the time since the beginning.
+        If the driver has never answered, this is the time since the sampler started.
         """
         if not self._has_driver:
             return None
@@ -85,15 +85,15 @@ class GpuSampler:
         return families(self.readings(), driver=self._driver, age_s=self.age_s())
 
     def dcgm_families(self) -> list[list[str]]:
-        """Return the lines of each metric with dcgm-exporter's names, and Stoker's metrics about the sample itself."""
+        """Return the lines of each metric with dcgm-exporter's names, plus Stoker's own metrics about the sample."""
         readings = self.readings()
         return [*health_families(readings, age_s=self.age_s()), *dcgm_families(readings)]
 
     def wait(self, timeout_s: float) -> None:
-        """Wait until the first attempt has ended.
+        """Wait until the first attempt to sample has ended.
 
         Args:
-            timeout_s: The longest wait, seconds.
+            timeout_s: Maximum wait, seconds.
         """
         self._first.wait(timeout_s)
 
@@ -114,7 +114,7 @@ class GpuSampler:
         self.close()
 
     def _sample(self) -> None:
-        """Sample until the end, also if the driver is unloaded and loaded again."""
+        """Sample until the end, even if the driver is unloaded and loaded again."""
         while not self._over.is_set():
             try:
                 reader = GpuReader(self._owners, uuids=self._uuids)
@@ -137,7 +137,7 @@ class GpuSampler:
                 self._first.set()
                 if slow:
                     next_slow_s = next_s + self._slow_s
-                # A sample that took too long delays the next one; missed samples are not made up.
+                # If a sample takes too long, the next one is delayed; missed samples are not taken later.
                 next_s = max(next_s + self._every_s, now_s)
         except nvml.NvmlError as error:
             self._tell(error)
@@ -145,9 +145,9 @@ class GpuSampler:
             reader.close()
 
     def _tell(self, error: nvml.NvmlError) -> None:
-        """Forget the samples; warn once for each cause."""
+        """Forget the samples after a failure, and warn once for each cause."""
         self._readings, self._driver = (), ""
         self._has_driver = not error.is_missing
         if not error.is_missing and str(error) != self._failure:
-            _log.warning("GPUs are not sampled: %s. Tried again every %g s", error, self._slow_s)
+            _log.warning("GPUs are not sampled: %s. Next attempts every %g s", error, self._slow_s)
         self._failure = str(error)

@@ -1,4 +1,4 @@
-"""Writers of metrics: one small interface, composed."""
+"""The interface of all writers of metrics, and a writer that passes metrics to several others."""
 
 from __future__ import annotations
 
@@ -7,29 +7,29 @@ from typing import Protocol
 
 
 class MetricWriter(Protocol):
-    """Receives scalars of a step, and can be closed.
+    """Receives the scalars of each step.
 
-    A full or missing disk does not end training: what cannot be written is lost, and logged once.
+    A full or missing disk does not end training: values that cannot be written are lost, and one warning is logged.
     """
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Write the scalars of one step; NaN and infinity are written as they are."""
+        """Write the scalars of one step; NaN and infinity are allowed."""
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
-        """Forget what was written for later steps: training continues from this one.
+        """Forget the values of later steps: training continues from this step.
 
         Args:
-            step: Steps done.
-            validated: Whether an epoch that ends with this step was already validated; if it was
-                not, what was written at its end is also forgotten.
+            step: Number of steps done.
+            validated: Whether an epoch that ends with this step was already validated. If not, the values at the
+                end of this epoch are forgotten too.
         """
 
     def close(self) -> None:
-        """Flush everything to the disk; nothing may be written afterwards."""
+        """Flush everything to the disk; `write` must not be called after this."""
 
 
 class Everywhere:
-    """Passes every scalar to several writers, in order."""
+    """A `MetricWriter` that passes everything to several writers, in order."""
 
     def __init__(self, writers: Iterable[MetricWriter]) -> None:
         self._writers = tuple(writers)

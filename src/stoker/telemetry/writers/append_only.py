@@ -1,4 +1,4 @@
-"""Files that grow by complete records, on a disk that may be full or missing, such as `metrics.jsonl`."""
+"""Appends complete records to files such as `metrics.jsonl`, on a disk that may be full or missing."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ _LOG = logging.getLogger(__name__)
 
 
 class DiskFailures:
-    """Suppresses errors of the disk in a `with` block; logs the first of several, and their end."""
+    """Suppresses errors of the disk in `with` blocks; logs the first error, and when writing works again."""
 
     def __init__(self, what: str) -> None:
         """Start without a failure.
 
         Args:
-            what: Name of the file in the log.
+            what: Name of the file for the log.
         """
         self._what = what
         self._lost = 0
@@ -40,10 +40,10 @@ class DiskFailures:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> bool:
-        """Suppress errors of the disk only."""
+        """Suppress an error of the disk; any other error is raised."""
         if error is None:
             if self._lost:
-                _LOG.warning("%s is written again; %d were lost", self._what, self._lost)
+                _LOG.warning("%s can be written again; %d writes were lost", self._what, self._lost)
             self._lost = 0
             return False
         if not isinstance(error, OSError | FullDisk):
@@ -55,7 +55,7 @@ class DiskFailures:
 
 
 class AppendedFile:
-    """Appends records; each is either complete in the file, or missing."""
+    """Appends records to a file; each record is either complete in the file or missing."""
 
     def __init__(self, path: Path) -> None:
         """Open or create a file to append to.
@@ -70,7 +70,7 @@ class AppendedFile:
         self._open()
 
     def append(self, record: bytes) -> None:
-        """Append a record; a failure of the disk loses only this one.
+        """Append a record; if the disk fails, only this record is lost.
 
         Raises:
             Superseded: a later start of this process's job has begun.
@@ -82,13 +82,13 @@ class AppendedFile:
             self._write_whole(record)
 
     def replace(self, content: bytes) -> None:
-        """Replace the whole content atomically; a failure leaves the file as it is.
+        """Replace the whole content atomically; after a failure, the file is unchanged.
 
         Raises:
             Superseded: a later start of this process's job has begun.
         """
         with self._disk_failures:
-            # Its temporary file has a name of its own: an earlier start that wakes up must not have it open.
+            # The new content is in a new file: a suspended earlier start of the job may have the old file open.
             write_atomic(self.path, content)
             os.close(self._file)
             self._open()
@@ -120,7 +120,7 @@ class AppendedFile:
             while rest:
                 rest = rest[os.write(self._file, rest) :]
         except OSError:
-            # Half a record would corrupt all later ones.
+            # Remove the incomplete record: it would make all later records unreadable.
             with contextlib.suppress(OSError):
                 os.ftruncate(self._file, self._size)
             raise
@@ -128,11 +128,12 @@ class AppendedFile:
 
 
 _to_json = json.JSONEncoder(allow_nan=False).encode
-"""Like `json.dumps`, which creates an encoder for each line."""
+"""Does the same as `json.dumps`, but without creating a new encoder for each line."""
 
 
 _WHEN_TIME_ALLOWS = catalogue.GRADIENT_NORM.tensorboard
-"""Written together with TensorBoard's histograms. It is left out, so that the file does not depend on how often a run was killed."""
+"""Name of a metric that is left out of the file. It is measured together with TensorBoard's histograms, whose steps
+depend on how often a run was killed; the content of the file must not."""
 
 
 class JsonLines:
@@ -142,7 +143,7 @@ class JsonLines:
         self._file = AppendedFile(path)
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Append one line; values that JSON cannot represent (NaN, infinity) are written as text."""
+        """Append one line; values that JSON cannot represent (NaN, infinity) are written as strings."""
         line = {"step": step} | {
             name: _json_number(value)
             for name, value in scalars.items()
@@ -151,9 +152,9 @@ class JsonLines:
         self._file.append(_to_json(line).encode() + b"\n")
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
-        """Drop the lines of later steps, and an incomplete line of a killed writer.
+        """Remove the lines of later steps, and an incomplete line of a killed process.
 
-        In a job, the file is always replaced, because an earlier start may have the old one open.
+        In a job, the file is always replaced, because an earlier start of the job may have the old file open.
         """
         lines = self._file.path.read_bytes().splitlines(keepends=True)
         kept = [line for line in lines if _is_up_to(line, step, validated=validated)]
@@ -168,7 +169,7 @@ class JsonLines:
 def _is_up_to(line: bytes, step: int, *, validated: bool) -> bool:
     try:
         scalars = json.loads(line)
-        # An epoch's line follows that of its last step.
+        # The line of an epoch follows the line of its last step, with the same step number.
         last = step if validated or catalogue.EPOCH.tensorboard not in scalars else step - 1
         return line.endswith(b"\n") and bool(scalars["step"] <= last)
     except (ValueError, KeyError, TypeError):

@@ -1,6 +1,6 @@
-"""The newest metrics of a training run in memory: for a scrape, a textfile and OTLP.
+"""Keeps the newest metrics of a training run in memory: for scrapes, a file for node_exporter, and OTLP.
 
-Training only stores numbers that it has anyway. The reading thread does all other work.
+The training thread only stores numbers that it already has. The threads that read them do all other work.
 """
 
 from __future__ import annotations
@@ -21,16 +21,17 @@ from stoker.telemetry.run_time import RunTime
 from stoker.telemetry.wall_time import STEPS, TimeLeft
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
-"""Upper edges of the histogram of step times, seconds; the last bucket has none."""
+"""Upper bounds of the buckets of the histogram of step times, seconds; the last bucket has no bound."""
 
 MAX_NAMES = 200
-"""Most scalars that become series; TensorBoard also has the other metrics of a model."""
+"""Maximum number of scalars that are published; TensorBoard also has the other metrics of a model."""
 
 MAX_WAITING = 256
-"""Most calls whose scalars are queued for a scrape; then training counts them all at once, which is quicker."""
+"""Maximum number of calls whose scalars wait to be counted by the next scrape. If no scrape comes, training counts
+them all together, which takes less time than counting each call."""
 
 LOOK_EVERY_S = 0.5
-"""Shortest time between two observations of the progress, seconds, once there is an estimate."""
+"""Minimum time between two observations of the progress, seconds, once the remaining time has been estimated."""
 
 Samples = Mapping[Sequence[str], float]
 """Values of the labels, in the catalogue's order -> number."""
@@ -42,29 +43,29 @@ _DIRECT = {
         *(catalogue.LOSS, catalogue.LOSS_SCALE, catalogue.GRADIENT_NORM),
     )
 }
-"""Name in TensorBoard -> a metric with the same value."""
+"""Name in TensorBoard -> the metric that has the same value."""
 
 _ELSEWHERE = {
     *_DIRECT,
     *(m.tensorboard for m in (catalogue.STEP_TIME_S, catalogue.GOODPUT, catalogue.EPOCH)),
 }
-"""Names in TensorBoard that have a series of their own."""
+"""Names in TensorBoard of values that have a metric of their own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Sources:
-    """Metrics that are computed only when they are read, never by training itself."""
+    """Sources of metrics that are computed only when they are read, not by the training thread."""
 
     run_time: RunTime
     checkpoint_age_s: Callable[[], float | None] = lambda: None
     local_steps: Callable[[], Mapping[str, float]] = dict
-    """Worker -> its local step time, seconds; empty with one worker."""
+    """Returns worker -> its local step time, seconds; empty with a single worker."""
 
     stragglers: Callable[[], Mapping[str, float]] = dict
-    """Worker -> its local step time over that of the others."""
+    """Returns worker -> its local step time divided by the median of the other workers."""
 
     gpus: Callable[[], Sequence[Sequence[str]]] = tuple
-    """The families of the GPUs that the run uses, as lines of the exposition."""
+    """Returns the metrics of the GPUs that the run uses, each as lines in Prometheus's text format."""
 
 
 @dataclass(kw_only=True, slots=True)
@@ -72,21 +73,22 @@ class StepHistogram:
     """Histogram of step times."""
 
     counts: list[int] = field(default_factory=lambda: [0] * (len(BUCKETS) + 1))
-    """Counts per bucket, not cumulative."""
+    """Number of steps in each bucket, not cumulative."""
 
     sum_s: float = 0.0
+    """Total time of all steps, seconds."""
 
     def add(self, steps: int, step_s: float) -> None:
-        """Count some steps of equal duration."""
+        """Add some steps of equal duration."""
         self.counts[bisect_left(BUCKETS, step_s)] += steps
         self.sum_s += steps * step_s
 
     def copy(self) -> StepHistogram:
-        """Return an unchangeable copy."""
+        """Return a copy that later steps do not change."""
         return StepHistogram(counts=list(self.counts), sum_s=self.sum_s)
 
     def lines(self, run: str) -> list[str]:
-        """Return the lines of the exposition."""
+        """Return the histogram's lines in Prometheus's text format."""
         metric, total = catalogue.STEP_TIME_S, 0
         lines = header(metric.name, metric.kind, metric.help)
         edges = [*(f"{edge:g}" for edge in BUCKETS), "+Inf"]
@@ -116,14 +118,14 @@ class LiveMetrics:
         self._most_s: dict[str, float] = {}
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Store the scalars of a call or an epoch; the caller must not change them afterwards."""
+        """Store the scalars of a call or an epoch; the caller must not change the mapping after this."""
         self._waiting.append((step, scalars))
         if len(self._waiting) >= MAX_WAITING:
             with self._lock:
                 self._count()
 
     def _count(self) -> None:
-        """Count the queued scalars; the caller holds the lock."""
+        """Process the queued scalars; the caller must hold the lock."""
         while self._waiting:
             step, scalars = self._waiting.popleft()
             done, self._last_step = max(0, step - self._last_step), step
@@ -146,13 +148,13 @@ class LiveMetrics:
             self._left_s = self._left.seconds(step / steps) if steps else None
 
     def rewind(self, step: int, *, validated: bool = True) -> None:  # noqa: ARG002 - MetricWriter
-        """Continue after this step: training also calls this at its start."""
+        """Continue after this step; training also calls this when it starts."""
         with self._lock:
             self._count()
             self._last_step = step
 
     def close(self) -> None:
-        """Do nothing: values in memory end with the process."""
+        """Do nothing: the values exist only in memory."""
 
     def samples(self) -> tuple[dict[Metric, Samples], StepHistogram]:
         """Return every known counter and gauge, and the histogram of step times."""
@@ -172,7 +174,7 @@ class LiveMetrics:
         if named:
             found[catalogue.MODEL_METRIC] = named
         found[catalogue.RUN_INFO] = {self.info.labels(): 1.0}
-        return found | self._asked(run), histogram
+        return found | self._computed(run), histogram
 
     def text(self) -> str:
         """Return the answer to a scrape."""
@@ -182,7 +184,7 @@ class LiveMetrics:
         )
         return text_of([histogram.lines(self.info.run), *families, *self._sources.gpus()])
 
-    def _asked(self, run: str) -> dict[Metric, Samples]:
+    def _computed(self, run: str) -> dict[Metric, Samples]:
         sources, found = self._sources, dict[Metric, Samples]()
         report = sources.run_time.report()
         found[catalogue.WALL_SECONDS] = {
@@ -203,7 +205,10 @@ class LiveMetrics:
         return found
 
     def _growing(self, report: Mapping[str, Any]) -> dict[str, float]:
-        """Return the parts of this process as counters: seconds that moved to another part remain in both."""
+        """Return the parts of this process as counters, which must never fall.
+
+        If the report moves seconds to another part, they stay in the first part too.
+        """
         parts, wait_s = report["process"]["parts"], report["process"]["input_wait_s"]
         now = {
             **parts,

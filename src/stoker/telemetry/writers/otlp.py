@@ -1,8 +1,8 @@
-"""Sends a run's newest metrics to a collector by OTLP, for jobs that cannot be scraped.
+"""Sends a run's newest metrics through OTLP to a collector, for jobs that cannot be scraped.
 
 OpenTelemetry's environment variables apply: `OTEL_EXPORTER_OTLP_*`, `OTEL_METRIC_EXPORT_INTERVAL`,
-`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`. A thread of its own does all the work, so that a collector
-that is silent or gone delays nothing. Needs the extra `otel`.
+`OTEL_SERVICE_NAME`, `OTEL_RESOURCE_ATTRIBUTES`. A separate thread does all the work, so a collector that does not
+answer never delays training. Needs the extra `otel`.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from stoker.telemetry.writers.live import BUCKETS, LiveMetrics, Samples, StepHis
 _LOG = logging.getLogger(__name__)
 
 FLUSH_S = 2.0
-"""Longest wait for the last values at the end, seconds."""
+"""Maximum time at the end to send the last values, seconds."""
 
 EVERY_MS = 15_000
-"""Interval between two exports, unless `OTEL_METRIC_EXPORT_INTERVAL` sets another."""
+"""Default of `OTEL_METRIC_EXPORT_INTERVAL`, the interval between two exports, milliseconds."""
 
 
 @contextlib.contextmanager
 def exported(live: LiveMetrics) -> Iterator[None]:
-    """Send the metrics inside the `with` block, and once more at its end.
+    """Send the metrics regularly inside the `with` block, and a last time at its end.
 
     Raises:
         ConfigError: An environment variable of OpenTelemetry is invalid.
     """
-    # Each attempt to reach a missing collector would be a line in the log.
+    # Otherwise each failed attempt to reach the collector would be logged.
     logging.getLogger("opentelemetry.exporter").setLevel(logging.CRITICAL)
     try:
         exporter: MetricExporter = exporter_module("metric").OTLPMetricExporter()
@@ -82,11 +82,11 @@ def _send(exporter: MetricExporter, data: _Data, every_s: float, over: threading
         ends = over.wait(every_s)
         try:
             sent = exporter.export(data.now()) is MetricExportResult.SUCCESS
-            why = "the collector does not take them"
+            why = "the collector does not accept them"
         except Exception as error:  # noqa: BLE001 - whatever it is, training continues
             sent, why = False, f"{type(error).__name__}: {error}"
         if sent and lost:
-            _LOG.warning("metrics are sent by OTLP again; %d times they were lost", lost)
+            _LOG.warning("metrics are sent by OTLP again; %d exports were lost", lost)
         elif not sent and not lost:
             _LOG.warning("metrics are not sent by OTLP, training goes on: %s", why)
         lost = 0 if sent else lost + 1
@@ -95,7 +95,7 @@ def _send(exporter: MetricExporter, data: _Data, every_s: float, over: threading
 
 
 class _Data:
-    """Converts the metrics to OpenTelemetry's form."""
+    """Converts the metrics to OpenTelemetry's types."""
 
     def __init__(self, live: LiveMetrics) -> None:
         self._live, self._began_ns = live, time.time_ns()
@@ -147,7 +147,7 @@ class _Data:
             sum=histogram.sum_s,
             bucket_counts=histogram.counts,
             explicit_bounds=BUCKETS,
-            # Minimum and maximum are not known: they are optional in the protocol.
+            # Minimum and maximum are optional in the protocol, and not known here.
             min=None,  # type: ignore[arg-type]  # None is allowed; the annotation is too narrow
             max=None,  # type: ignore[arg-type]  # None is allowed; the annotation is too narrow
         )

@@ -1,4 +1,4 @@
-"""TensorBoard's messages for values that are not scalars, and for its projector."""
+"""Creates TensorBoard's messages for values that are not scalars, and the files for its projector."""
 
 from __future__ import annotations
 
@@ -25,38 +25,38 @@ from tensorboard.util.tensor_util import make_tensor_proto
 from stoker.core.files import write_atomic
 
 Histogram = NDArray[np.float64]
-"""[buckets, 3]: left edge, right edge, count."""
+"""[buckets, 3]: left edge, right edge and count of each bucket."""
 
 
 def histogram_value(tag: str, histogram: Histogram) -> summary_pb2.Summary.Value:
-    """A histogram in the form that TensorBoard's histogram plugin reads."""
+    """Return a histogram in the form that TensorBoard's histogram plugin reads."""
     metadata = histogram_metadata.create_summary_metadata(display_name=None, description=None)
     tensor = make_tensor_proto(np.asarray(histogram, np.float64))
     return summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
 
 def text_value(tag: str, markdown: str) -> summary_pb2.Summary.Value:
-    """A text that is shown as Markdown."""
+    """Return a text that TensorBoard shows as Markdown."""
     metadata = text_metadata.create_summary_metadata(display_name=None, description=None)
     tensor: tensor_pb2.TensorProto = make_tensor_proto(np.array([markdown.encode()], object))
     return summary_pb2.Summary.Value(tag=tag, metadata=metadata, tensor=tensor)
 
 
 def session_start(settings: Mapping[str, Any], *, run: str) -> summary_pb2.Summary:
-    """The settings of a run, for the HParams table.
+    """Return the message with the settings of a run, for TensorBoard's HParams table.
 
-    TensorBoard finds the metrics itself among the run's scalars.
+    The metrics in the table need no message: TensorBoard finds them among the run's scalars.
 
     Args:
-        settings: Nested settings; each becomes a column by its dotted name.
-        run: The run's id; each is a row of its own.
+        settings: Nested settings; each becomes a column with its dotted name.
+        run: ID of the run; each run is a row of its own.
     """
     summary: summary_pb2.Summary = hparams_pb(flat_settings(settings), trial_id=run)
     return summary
 
 
 def session_end(*, succeeded: bool) -> summary_pb2.Summary.Value:
-    """The end of a run, for the HParams table."""
+    """Return the message that a run has ended, for TensorBoard's HParams table."""
     status = api_pb2.STATUS_SUCCESS if succeeded else api_pb2.STATUS_FAILURE
     end = plugin_data_pb2.SessionEndInfo(status=status)
     metadata = hparams_metadata.create_summary_metadata(
@@ -70,7 +70,7 @@ def session_end(*, succeeded: bool) -> summary_pb2.Summary.Value:
 
 
 def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bool | float | str]:
-    """Nested settings by dotted name; values that are not numbers, booleans or strings become JSON."""
+    """Return nested settings by dotted name; values that are not numbers, booleans or strings become JSON text."""
     flat: dict[str, bool | float | str] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping):
@@ -83,7 +83,7 @@ def flat_settings(settings: Mapping[str, Any], prefix: str = "") -> dict[str, bo
 
 
 FOLDER = "embeddings"
-"""Folder inside the folder of event files: the projector reads nothing outside it."""
+"""Folder for the vectors, inside the folder of event files: the projector reads no files outside the latter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -91,21 +91,21 @@ class Embedding:
     """The vectors of one layer."""
 
     name: str
-    """Name in the projector's list."""
+    """Name of the layer in the projector's list."""
 
     vectors: NDArray[np.float32]
-    """[points, dimensions]."""
+    """[points, dimensions] the vectors."""
 
     labels: Sequence[str] | None = None
-    """[points] the label of each point; None: the point's number is shown."""
+    """[points] the label of each point; None: the projector shows the point's number."""
 
 
 def write_projector(folder: Path, embeddings: Sequence[Embedding]) -> None:
-    """Write the current vectors over the previous ones.
+    """Write the current vectors; they replace the previous ones.
 
     Args:
-        folder: Where the event files are.
-        embeddings: All of them.
+        folder: Folder of the event files.
+        embeddings: The vectors of all layers that the projector shows.
 
     Raises:
         OSError: the disk has failed.
@@ -118,7 +118,7 @@ def write_projector(folder: Path, embeddings: Sequence[Embedding]) -> None:
         info.tensor_name = embedding.name
         info.tensor_path = f"{stem}.tsv"
         info.tensor_shape.extend(embedding.vectors.shape)
-        # As text: the plugin distinguishes raw floats from text only by whether they are invalid UTF-8.
+        # Write text, not raw floats: the plugin takes a file of raw floats for text if it happens to be valid UTF-8.
         lines = io.StringIO()
         np.savetxt(lines, embedding.vectors, fmt="%.7g", delimiter="\t")
         write_atomic(folder / info.tensor_path, lines.getvalue())
@@ -129,6 +129,6 @@ def write_projector(folder: Path, embeddings: Sequence[Embedding]) -> None:
 
 
 def _lines(labels: Sequence[str]) -> str:
-    # A tab would split it into columns, and the browser omits an empty line.
+    # A tab in a label would split it into columns, and the browser skips an empty line.
     shown = (" ".join(label.split()) or '""' for label in labels)
     return "".join(f"{label}\n" for label in shown)

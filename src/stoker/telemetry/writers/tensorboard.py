@@ -1,8 +1,8 @@
-"""One folder for TensorBoard: `tensorboard --logdir FOLDER` shows it while training runs.
+"""Writes a folder for TensorBoard: `tensorboard --logdir FOLDER` shows it while training runs.
 
-train/       loss and speed at each interval, `epoch_*` after each epoch, histograms, the graph
-validation/  `epoch_*` of the eval split: the same names, so that both are lines of one chart
-(itself)     settings and results (HParams, text), embeddings (projector), profiles
+FOLDER/train/       loss and speed at each interval, `epoch_*` after each epoch, histograms, the graph
+FOLDER/validation/  `epoch_*` of the eval split: with the same names, both splits are lines of the same chart
+FOLDER/             settings and results (HParams, text), embeddings (projector), profiles
 """
 
 from __future__ import annotations
@@ -40,12 +40,12 @@ _PREFIX = "events.out.tfevents."
 
 
 class EventFile:
-    """Appends events; each is in the file when `add` returns."""
+    """Appends events to a file; an event is in the file when `add` returns."""
 
     def __init__(self, folder: Path) -> None:
-        """Create a new file in a folder: TensorBoard reads all of them in the order of their names."""
-        # TensorBoard's time axis is wall-clock time. The clock is read once: then changing it
-        # during training has no effect.
+        """Create a new file in a folder; TensorBoard reads all files in a folder in the order of their names."""
+        # TensorBoard's time axis is wall-clock time. The wall clock is read only once, so setting it during
+        # training has no effect.
         self._began_s = time.time() - time.monotonic()
         name = f"{_PREFIX}{_after_all(folder):017.6f}.{socket.gethostname()}.{os.getpid()}"
         self._file = AppendedFile(folder / name)
@@ -54,12 +54,12 @@ class EventFile:
         )
 
     def add(self, event: Event) -> None:
-        """Append one event, stamped with the time."""
+        """Append an event with the current time."""
         event.wall_time = self._began_s + time.monotonic()
         self._file.append(framed(event.SerializeToString()))
 
     def rewind(self, step: int) -> None:
-        """Make readers drop the values of earlier files for later steps."""
+        """Make readers drop the values of later steps from earlier files."""
         self.add(Event(step=step + 1, session_log=SessionLog(status=SessionLog.START)))
 
     def close(self) -> None:
@@ -68,14 +68,14 @@ class EventFile:
 
 
 def _after_all(folder: Path) -> float:
-    """Now, but later than every file in the folder, whatever happened to the clock."""
+    """Return a time for a new file's name: now, but later than all files in the folder even if the clock was set back."""
     names = (path.name.removeprefix(_PREFIX) for path in folder.glob(f"{_PREFIX}*"))
     stamps = [float(match[0]) for name in names if (match := re.match(r"\d+(\.\d+)?", name))]
     return max([time.time(), *(stamp + 1e-3 for stamp in stamps)])
 
 
 def framed(payload: bytes) -> bytes:
-    """A payload as a TFRecord: length, its check, payload, its check; all little-endian."""
+    """Return a payload as a TFRecord: length, its checksum, payload, its checksum; all little-endian."""
     length = struct.pack("<Q", len(payload))
     return length + _masked_crc(length) + payload + _masked_crc(payload)
 
@@ -92,14 +92,14 @@ _EPOCH = "epoch_"
 class TensorBoard:
     """Writes event files in a background thread: training does not wait for them.
 
-    A killed process loses the queued events; written events are complete.
+    If the process is killed, the queued events are lost; written events are complete.
     """
 
     def __init__(self, folder: Path) -> None:
-        """Open the three files.
+        """Create the three event files: for the run, the training, and the validation.
 
         Raises:
-            UserError: the files cannot be created.
+            UserError: The files cannot be created.
         """
         self.folder = folder
         self._run = EventFile(folder)
@@ -109,7 +109,7 @@ class TensorBoard:
         self._projector = DiskFailures(f"{folder}: the projector's embeddings")
 
     def write(self, step: int, scalars: Mapping[str, float]) -> None:
-        """Add the scalars of an interval, or (if they contain `epoch`) those at an epoch's end."""
+        """Add the scalars of an interval of steps, or, if they contain `epoch`, of an epoch."""
         kept = dict(scalars)
         self._behind.do(lambda: self._write(step, kept))
 
@@ -117,7 +117,7 @@ class TensorBoard:
         if catalogue.EPOCH.tensorboard not in scalars:
             self._train.add(_scalars(step, scalars))
             return
-        # Keras's own names, so that its users recognize them.
+        # These are the names that Keras's own TensorBoard callback uses.
         training = {
             name if name == catalogue.EPOCH.tensorboard else _EPOCH + name: value
             for name, value in scalars.items()
@@ -132,9 +132,9 @@ class TensorBoard:
         self._validation.add(_scalars(step, validation))
 
     def rewind(self, step: int, *, validated: bool = True) -> None:
-        """Make TensorBoard drop what a killed run wrote for later steps.
+        """Make TensorBoard drop the values that a killed run wrote for later steps.
 
-        It drops whole steps: forgetting the metrics at an epoch's end also drops those of the last call.
+        It can only drop whole steps: if the metrics of an epoch are dropped, the metrics of its last call are too.
         """
         for file in self._files:
             self._behind.do(partial(file.rewind, step if validated else step - 1))
@@ -153,7 +153,7 @@ class TensorBoard:
         """Add the graph of a step.
 
         Args:
-            graph_def: Creates the serialized GraphDef, in the writer's thread.
+            graph_def: Returns the serialized GraphDef; called in the background thread.
         """
         self._behind.do(lambda: self._train.add(Event(graph_def=graph_def())))
 
@@ -167,11 +167,11 @@ class TensorBoard:
         self._behind.do(write)
 
     def settings(self, settings: Mapping[str, Any], *, run: str) -> None:
-        """Add a run's settings: a row of the HParams table, and a text to read.
+        """Add a run's settings: as a row of the HParams table, and as a text.
 
         Args:
             settings: Nested settings.
-            run: The run's id.
+            run: ID of the run.
         """
         text = json.dumps(settings, indent=2, default=str)
         started = session_start(settings, run=run)
@@ -187,7 +187,7 @@ class TensorBoard:
         self._behind.do(lambda: self._run.add(ended))
 
     def wait(self) -> None:
-        """Wait until all events so far have been passed to the operating system."""
+        """Wait until all queued events have been passed to the operating system."""
         self._behind.wait()
 
     def close(self) -> None:
@@ -209,27 +209,26 @@ def _scalars(step: int, scalars: Mapping[str, float]) -> Event:
 
 
 PAUSE_S = 0.2
-"""Polling interval of the thread, seconds: waking it for each task would lengthen a call of one short
-step by a twentieth."""
+"""Interval at which the thread checks for tasks, seconds. Waking the thread for each task would make a call of a single
+short step 5 % longer."""
 
 MAX_WAITING = 10_000
-"""Most queued tasks. If the disk does not respond, the next task waits, and memory does not
-grow."""
+"""Maximum number of queued tasks. If the disk does not respond, `do` then waits, so that memory does not grow."""
 
 Piece = Callable[[], None]
 
 
 class Behind:
-    """Executes tasks in order in a background thread.
+    """Runs tasks in order in a background thread.
 
-    An exception in a task is raised by the next `do`, or by `close`.
+    If a task raises an exception, the next `do`, `wait` or `close` raises it.
     """
 
     def __init__(self, name: str) -> None:
         """Start the thread.
 
         Args:
-            name: The thread's name.
+            name: Name of the thread.
         """
         self._pieces: deque[Piece] = deque()
         self._wake = threading.Event()
@@ -239,20 +238,20 @@ class Behind:
         self._thread.start()
 
     def do(self, piece: Piece) -> None:
-        """Queue a task; it starts after earlier ones, within about a fifth of a second.
+        """Queue a task; it runs after all earlier tasks, within about 0.2 seconds if none is queued.
 
         Raises:
-            ValueError: the thread is closed.
+            ValueError: `close` was called before.
         """
         if self._closing:
-            raise ValueError("closed: nothing more is written")
+            raise ValueError("closed: no task can be added")
         self._raise()
         self._pieces.append(piece)
         if len(self._pieces) > MAX_WAITING:
             self.wait()
 
     def wait(self) -> None:
-        """Wait until all tasks so far are done."""
+        """Wait until all queued tasks are done."""
         if self._thread.is_alive():
             done = threading.Event()
             self._pieces.append(done.set)
@@ -261,7 +260,7 @@ class Behind:
         self._raise()
 
     def close(self) -> None:
-        """Finish the queued tasks, and end the thread; a second call does nothing."""
+        """Run the queued tasks, and end the thread; a second call does nothing."""
         self._closing = True
         self._wake.set()
         self._thread.join()

@@ -1,8 +1,7 @@
-"""The same compiled step on a batch in memory: the best that the input can reach.
+"""Measures the script's compiled step on a resident batch (a batch kept in memory): a step that never waits for input.
 
-Nothing in the script is lost or changed: the batch is one that the script's own step has
-used, every variable that the step can change is restored, and a step that does more than change
-variables is not run.
+Nothing in the script is lost or changed. The script's own step uses the same batch, so no batch is skipped. Every
+variable that the step can change is restored. A step that does more than change variables is not run.
 """
 
 from __future__ import annotations
@@ -17,58 +16,60 @@ from .wall import LOAD, now
 from .watch import FACTS
 
 MAX_STATE_BYTES = 1 << 30
-"""Largest size of the variables, which are copied to the host's memory and back: 1 GiB takes about a second each way."""
+"""Maximum size of the step's variables, bytes. They are copied to the host's memory and back; 1 GiB takes about a
+second each way."""
 
 _MORE_THAN_VARIABLES = re.compile(
     r"^(EagerPyFunc|PyFunc.*|Print.*|.*Summary.*|LookupTable(Insert|Import|Remove).*|Random.*"
     r"|TruncatedNormal|ParameterizedTruncatedNormal|Multinomial|.*Enqueue.*|.*Dequeue.*|Save.*"
     r"|WriteFile|WriteImage.*|Collective.*|Nccl.*|Assert.*File|TensorListFromFile)$"
 )
-"""Operations that cannot be undone: they call Python, print, write, or draw random numbers."""
+"""Types of operations that cannot be undone: they call Python, print, write, or generate random numbers."""
 
 
 LONGEST_STEP_S = 2.0
-"""A longer step is not run again, seconds."""
+"""Maximum duration of a step that is run again on a resident batch, seconds."""
 
 MAX_CEILING_S = 1.0
-"""Duration of one window on a resident batch, seconds: the training waits meanwhile."""
+"""Maximum duration of one window on a resident batch, seconds: training waits during this time."""
 
 ROUNDS = 3
-"""Number of pairs of windows, with real data and on a resident batch."""
+"""Number of measurements; each is a window of real steps followed by a window on a resident batch."""
 
 MAX_DRAINED = 100
-"""Steps after a resident window that are left out: the input has run ahead meanwhile."""
+"""Maximum number of steps that are not measured after a window on a resident batch: during this window, the input
+prepared batches ahead."""
 
 COPIES = 10
-"""Copies of a batch to a GPU, one after the other: waiting for the end then costs little per copy."""
+"""Number of copies of a batch to a GPU in one measurement: the wait for the last copy then costs little per copy."""
 
 
 class StepInput:
-    """The batches of one real step, as an input that ends after them."""
+    """The batches of one real step; `once` is an iterator that gives them and then ends."""
 
     def __init__(self, batches: list[Any], once: Any) -> None:
         self.batches, self.once = batches, once
 
 
 class Prepared:
-    """What can be measured, before its batch has been read."""
+    """A step that can be measured, before its resident batch is read."""
 
     def __init__(
         self, function: Callable[[Any], Any], concrete: Any, variables: list[Any], *, calls: int
     ) -> None:
         self._function, self._variables, self._per_call = function, variables, calls
         self.concrete = concrete
-        """The function to run."""
+        """The traced function of the step."""
 
     def take(self, iterator: Any) -> tuple[StepInput, Ceiling | None]:
         """Take the batches of one call from the script's iterator.
 
         Returns:
-            The step's input, with which it must be run now; and the measurement, None if it
-            could not be created.
+            The input with which the script's step must be run now; and the measurement on these batches, None
+            if it could not be created.
 
         Raises:
-            StopIteration: the input has ended, as for the step itself.
+            StopIteration: the input has ended; the step itself would have raised it too.
         """
         batches = [next(iterator)]
         for _ in range(self._per_call - 1):
@@ -86,7 +87,7 @@ class Prepared:
             return StepInput(batches, iter(plain(once))), ceiling
         except Exception as error:  # noqa: BLE001 - the batch was read: training must use it
             FACTS.failed(error)
-            # A train function of Keras accepts any iterator, and is traced again for it.
+            # Keras's train function accepts any iterator, but is traced again for a new kind of iterator.
             return StepInput(batches, iter(batches)), None
 
 
@@ -105,7 +106,7 @@ class Ceiling:
         self._batches = batches
 
     def transfer_s(self) -> float:
-        """Seconds that the copies of a call's batches to a GPU take alone; 0 without a GPU."""
+        """Seconds that copying the batches of a call to a GPU takes while nothing else runs; 0 without a GPU."""
         return transfer_s(self._batches[0]) * len(self._batches)
 
     def settle(self) -> float:
@@ -113,7 +114,7 @@ class Ceiling:
         return settle(self._variables)
 
     def measure(self, calls: int) -> tuple[float, float]:
-        """Seconds of this many calls, and the share that other programs took; variables are restored."""
+        """Time this many calls: seconds, and the share of them that other programs took; restore the variables."""
         return timed(lambda: self._function(self._iterator), self._variables, calls=calls)
 
 
@@ -128,13 +129,13 @@ def settle(variables: list[Any]) -> float:
 def timed(
     call: Callable[[], Any], variables: list[Any], *, calls: int, warm: bool = True
 ) -> tuple[float, float]:
-    """Time calls of a step; its variables are restored.
+    """Time calls of a step, and restore its variables.
 
     Args:
         call: Runs the step.
-        variables: All variables that it can change.
+        variables: All variables that the step can change.
         calls: Number of timed calls.
-        warm: Whether another call precedes them.
+        warm: Whether to make one more call before them, which is not timed.
 
     Returns:
         Seconds, and the share of them that other programs took.
@@ -158,44 +159,47 @@ def timed(
 def prepare(
     function: Callable[[Any], Any], iterator: Any, model: Any
 ) -> tuple[Prepared | None, str]:
-    """Check whether the step may be run on its own; reads no batch yet.
+    """Check whether a step can be measured on a resident batch; no batch is read yet.
 
     Args:
         function: The train function of a model.
-        iterator: Its argument.
+        iterator: The argument of the train function.
         model: The model of the train function.
 
     Returns:
-        The measurement, or None and the reason.
+        The prepared measurement and "", or None and the reason.
     """
     tf: Any = sys.modules["tensorflow"]
     if model is None or not isinstance(iterator, tf.data.Iterator):
         return None, "the batches are spread over a strategy's replicas"
     compiled = _compiled(function)
     if compiled is None:
-        return None, "the step is not compiled: Python runs each of its operations"
+        return None, "the step is not compiled: Python starts each of its operations"
     if any(not isinstance(spec, tf.TensorSpec) for spec in tf.nest.flatten(iterator.element_spec)):
-        return None, "the batches hold ragged or sparse tensors"
+        return None, "the batches contain ragged or sparse tensors"
     if resident(_zeros(iterator.element_spec), iterator.element_spec).element_spec != (
         iterator.element_spec
     ):
-        return None, "a batch cannot be given again with the shapes that its dataset declares"
+        return None, "a batch cannot be used again with the shapes that its dataset declares"
     traced = compiled.experimental_get_tracing_count()
     concrete = compiled.get_concrete_function(iterator)
     if compiled.experimental_get_tracing_count() != traced:
         return None, "the step is traced again for each batch"
     if found := does_more(concrete):
-        return None, f"the step does what cannot be undone ({', '.join(sorted(found)[:3])})"
+        return (
+            None,
+            f"the step has operations that cannot be undone ({', '.join(sorted(found)[:3])})",
+        )
     variables = _variables(concrete, model)
     size = sum(each.shape.num_elements() * each.dtype.size for each in variables)
     if size > MAX_STATE_BYTES:
-        return None, f"the step's variables take {size / 2**30:.1f} GiB, which would be copied"
+        return None, f"the step's variables take {size / 2**30:.1f} GiB, too much to copy"
     calls = int(getattr(model, "steps_per_execution", 1))
     return Prepared(function, concrete, variables, calls=calls), ""
 
 
 def _compiled(function: Any) -> Any:
-    """The `tf.function` that a train function is, or closes over."""
+    """The train function itself if it is a `tf.function`, or else the `tf.function` in its closure; None without."""
     tf: Any = sys.modules["tensorflow"]
     kind = type(tf.function(lambda: None))
     if isinstance(function, kind):
@@ -214,12 +218,12 @@ def operations(concrete: Any) -> set[str]:
 
 
 def does_more(concrete: Any) -> set[str]:
-    """Operations of a step that do more than change variables."""
+    """Types of operations of a step that do more than change variables."""
     return {kind for kind in operations(concrete) if _MORE_THAN_VARIABLES.match(kind)}
 
 
 def _variables(concrete: Any, model: Any) -> list[Any]:
-    """Every variable that the step captures, and every one of the model and its optimizer."""
+    """All variables that the step captures, and all variables of the model and its optimizer."""
     known = [*model.variables, *getattr(model.optimizer, "variables", ())]
     found = {}
     for variable in [*concrete.graph.variables, *(each.value for each in known)]:
@@ -229,7 +233,7 @@ def _variables(concrete: Any, model: Any) -> list[Any]:
 
 
 def _zeros(element_spec: Any) -> Any:
-    """A batch of one row, to check whether such batches can be given again."""
+    """A batch of zeros with one row, to check whether such batches can be used again."""
     tf: Any = sys.modules["tensorflow"]
 
     def zeros(spec: Any) -> Any:
@@ -249,7 +253,7 @@ def plain(dataset: Any) -> Any:
 
 
 def resident(batch: Any, spec: Any) -> Any:
-    """A dataset with only this batch, and with the shapes that the script's own dataset declares."""
+    """A dataset with only this batch; it declares the same shapes as the script's own dataset."""
     tf: Any = sys.modules["tensorflow"]
 
     def relaxed(_: Any) -> Any:
@@ -263,7 +267,7 @@ def resident(batch: Any, spec: Any) -> Any:
 
 
 def transfer_s(batch: Any) -> float:
-    """Seconds that a copy of a batch to the first GPU takes; 0 without a GPU, or if the batch is on it.
+    """Seconds that a copy of a batch to the first GPU takes; 0 without a GPU, or if the batch is already on it.
 
     Args:
         batch: Tensors; they are not changed.
@@ -274,7 +278,7 @@ def transfer_s(batch: Any) -> float:
     try:
         return copied_s(batch, device="GPU:0")
     except tf.errors.OpError as error:
-        # Not enough memory for a copy: the step itself is still measured.
+        # E.g. the GPU has too little memory for a copy; the step itself is still measured.
         FACTS.failed(error)
         return 0.0
 
@@ -284,15 +288,15 @@ def copied_s(batch: Any, *, device: str) -> float:
 
     Args:
         batch: Tensors or NumPy arrays.
-        device: TensorFlow's name of it.
+        device: TensorFlow's name of the device, e.g. `GPU:0`.
     """
     tf: Any = sys.modules["tensorflow"]
     with tf.device("CPU:0"):
-        # Strings stay on the host, and tensors on a GPU are not copied.
+        # Leave out strings, which stay on the host, and tensors that are already on a GPU.
         parts = [tf.convert_to_tensor(part) for part in tf.nest.flatten(batch) if _moves(part)]
     if not parts:
         return 0.0
-    # The first copy allocates its memory.
+    # The first copy allocates memory, so it is not timed.
     _wait(_copies(tf, parts, device))
     begun_s = clock()
     for _ in range(COPIES):
@@ -314,7 +318,7 @@ def _copies(tf: Any, parts: list[Any], device: str) -> list[Any]:
 
 
 def _wait(copies: list[Any]) -> None:
-    """Wait until all copies exist: a device finishes them in order; one number of each is read."""
+    """Wait until all copies are complete, by reading one number of each."""
     tf: Any = sys.modules["tensorflow"]
     for copy in copies:
         tf.reshape(copy, [-1])[:1].numpy()

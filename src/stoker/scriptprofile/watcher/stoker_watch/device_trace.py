@@ -1,8 +1,7 @@
-"""A short trace of the device during the script's training, taken once by the watcher's own thread.
+"""Takes one short trace of the device during the script's training, in the watcher's own thread.
 
-It is taken after U has been measured, or if U cannot be measured. The script's steps do not change,
-and the script comes first: if it starts TensorFlow's profiler itself, our trace is stopped and
-deleted.
+It is taken after U has been measured, or when it is known that U cannot be measured. The script's steps do not change.
+The script has precedence: if it starts TensorFlow's profiler itself, our trace is stopped and dropped.
 """
 
 from __future__ import annotations
@@ -18,28 +17,28 @@ from .places import NOWHERE, Place
 from .watch import FACTS, wrap
 
 STAND_IN = "STOKER_TRACE_CPU"
-"""Environment variable of Stoker's tests: trace the CPU on a machine without a GPU."""
+"""Environment variable for Stoker's tests: if it is `1`, the CPU is traced on a machine without a GPU."""
 
 TRACED_STEPS = 5
 MIN_S, MAX_S = 0.3, 2.0
-"""Length of a trace: this many steps, within these limits in seconds."""
+"""Duration of a trace: the time of TRACED_STEPS steps, but at least MIN_S and at most MAX_S seconds."""
 
 MIN_STEPS = 5
-"""Steps that must end during the trace; otherwise it is taken again. For a loop inside a
-tf.function, a whole call is a step, and none has to end."""
+"""Minimum number of steps that must end during the trace; with fewer, it is taken again. For a loop inside a
+tf.function, a whole call is a step, so the minimum is 0."""
 
 POLL_S = 0.02
 """Interval between two checks of whether to end the trace."""
 
 END_S = 5.0
-"""Longest wait of the process's exit for a trace that is being written, seconds."""
+"""Maximum time that the exit of the process waits for a trace that is being written, seconds."""
 
 MAX_TRIES = 5
 MAX_LAYERS = 5000
 
 
 class Tracer:
-    """Takes the trace of one line that trains."""
+    """Takes the trace of one training loop."""
 
     def __init__(self) -> None:
         self._lines: Callable[[], list[Any]] = list
@@ -51,11 +50,11 @@ class Tracer:
         self._running = self._is_on = self._spoiled = False
 
     def install(self, tf: Any, *, lines: Callable[[], list[Any]]) -> None:
-        """Set up the trace, and yield to the script's own profiler.
+        """Prepare the trace, and watch whether the script starts TensorFlow's profiler itself.
 
         Args:
             tf: TensorFlow.
-            lines: Every loop that trains: with `steps`, `step_s()`, `is_measured()`,
+            lines: Returns all training loops outside `fit`; each has `steps`, `step_s()`, `is_measured()`,
                 `whole_passes()` and `trace`.
         """
         self._lines = lines
@@ -72,16 +71,16 @@ class Tracer:
     def knows_keras(
         self, fits: Callable[[], list[Any]], layers: Callable[[], list[tuple[str, str, Place]]]
     ) -> None:
-        """Register the lines that call `fit`, and every live layer, once Keras is imported."""
+        """Set the functions that return all `fit` loops and all live layers; called once Keras is imported."""
         self._fits, self._layers = fits, layers
 
     def look(self) -> None:
-        """Take the trace if it is due; this thread waits meanwhile."""
+        """Take the trace if a loop is ready for it; the watcher's thread waits until it is taken."""
         with self._taking:
             self._look()
 
     def at_exit(self) -> None:
-        """The process ends: keep what exists of a trace."""
+        """End a trace in progress, and wait until it is written: the process ends."""
         self._running = False
         if self._taking.acquire(timeout=END_S):
             self._done = True
@@ -108,21 +107,21 @@ class Tracer:
         if self._spoiled:
             self._done = True
             line.trace = {"why": "the script uses TensorFlow's profiler itself"}
-        elif line.steps - steps >= _least_steps(line) or self._done:
+        elif line.steps - steps >= _min_steps(line) or self._done:
             self._done = True
             layers = [[name, kind, *at] for name, kind, at in self._layers()[:MAX_LAYERS]]
             line.trace = {"folder": _folder(), "layers": layers}
         FACTS.changes += 1
 
     def _take(self, line: Any, seconds: float) -> None:
-        """Trace until the time is up, the epoch or the process ends, or facts are requested."""
+        """Trace until the time is over, the epoch or the process ends, or facts are requested."""
         tf: Any = sys.modules["tensorflow"]
         level = 2 if _is_stand_in() else 1
         options = tf.profiler.experimental.ProfilerOptions(
             host_tracer_level=level, python_tracer_level=0, device_tracer_level=1
         )
         with self._lock:
-            start = tf.profiler.experimental.start  # ours by now
+            start = tf.profiler.experimental.start  # by now, this is our wrapper
             start.stoker_original(_path(), options=options)
             self._running = self._is_on = True
             self._spoiled = False
@@ -131,7 +130,7 @@ class Tracer:
         while self._running and time.monotonic() < until_s:
             if line.whole_passes() != passes or os.path.exists(wanted):  # noqa: PTH110 - importing pathlib slows the script's start
                 break
-            time.sleep(POLL_S)  # the script continues to train meanwhile
+            time.sleep(POLL_S)  # lets the script train during the trace
         self._end()
 
     def _end(self) -> None:
@@ -152,7 +151,7 @@ class Tracer:
         return start
 
 
-def _least_steps(line: Any) -> int:
+def _min_steps(line: Any) -> int:
     return 0 if getattr(line, "kind", "") == "inside" else MIN_STEPS
 
 
@@ -182,11 +181,11 @@ def _first(error: Exception) -> str:
 
 
 TRACER = Tracer()
-"""Of this process."""
+"""The tracer of this process."""
 
 
 def layer_names(places: dict[int, tuple[Any, Place]]) -> list[tuple[str, str, Place]]:
-    """Name, type and line of every live layer.
+    """Return name, type and line of every live layer whose line is known.
 
     Args:
         places: ID of a layer -> a weak reference to it, and the line that created it.

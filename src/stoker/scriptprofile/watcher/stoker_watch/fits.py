@@ -1,4 +1,4 @@
-"""`keras.Model.fit`: every step of it, alternating with the same step on a resident batch."""
+"""Measures every step of `keras.Model.fit`, in windows that alternate with the same step on a resident batch."""
 
 from __future__ import annotations
 
@@ -18,17 +18,17 @@ from .wall import LOAD, BatchHooks, Moment, now
 from .watch import FACTS
 
 WARM_CALLS = 4
-"""Calls of the train function that are excluded: the first ones trace, compile and fill buffers."""
+"""Number of first calls of the train function that are not measured: they trace, compile and fill buffers."""
 
 LATEST = 2
-"""Number of calls of which the shortest gives the duration of a step."""
+"""The shortest of this many latest calls gives the duration of a step."""
 
 FIRST_DRAINED = 3
-"""Calls that are left out after reading the batch, which itself took time."""
+"""Number of calls that are not measured after the resident batch is taken from the input, which delays them."""
 
 
 class Fit:
-    """One line that calls `fit` of one model."""
+    """The calls of `fit` in one line, for one model."""
 
     def __init__(self, place: Place, model: Any) -> None:
         self.place = place
@@ -38,46 +38,47 @@ class Fit:
         self.nodes: list[dict[str, Any]] = []
         self.hooks = BatchHooks()
         self.cache: pipeline.CacheFill | None = None
-        """For a dataset with a cache: its first epoch makes what the later ones read."""
+        """For a dataset with a cache, its first epochs; the first one fills the cache. None without a cache."""
         self.passes = self.steps = self.measured_steps = 0
         self.first_s = self.period_s = self.call_s = 0.0
         self.starts: list[float] = []
-        """From the start of each epoch except the very first to the end of its first step, seconds."""
+        """For each epoch except the very first: seconds from its start to the end of its first step."""
         self.rows = 0
         self.timeline: list[list[float]] = []
         self.rounds: list[dict[str, float]] = []
         self.gaps: list[tuple[float, float]] = []
-        """For some consecutive steps: time between two elements of the input, and the total time."""
+        """For some series of consecutive steps: sum of the times between two elements of the input, and total time."""
         self.no_ceiling = ""
-        """Why the step on a resident batch was not measured."""
+        """Why the step on a resident batch was not measured; "" if it was, or may still be."""
         self.step: dict[str, Any] = {}
-        """File of the step's graph."""
+        """File with the graph of a step, or why it was not written."""
         self.trace: dict[str, Any] = {}
-        """File of a trace of the device, or why there is none."""
+        """Folder with a trace of the device, or why it is missing."""
         self.measuring_s = 0.0
-        """Duration of the measurement itself, seconds."""
+        """Time that the measurement itself took, seconds."""
         self.iterator: Any = None
         self._begun_s = self._last_end_s = self._began_epoch_s = 0.0
         self._row = Window()
         self._window: Window | None = None
         self._moment: Moment | None = None
-        """When it began."""
+        """When the window of real steps began."""
         self._drain = 0
+        """Number of next steps that are not measured."""
         self._is_plain = False
         self._has_no_model = False
         self._look_at = 0
-        """Up to this many steps, only time is measured."""
+        """Number of steps up to which only their time is measured."""
         self._latest_s: deque[float] = deque(maxlen=LATEST)
-        """Duration of the latest calls, seconds."""
+        """Durations of the latest calls, seconds."""
         self._original: Any = None
         self._ceiling: ceiling.Ceiling | None = None
 
     def is_of(self, model: Any) -> bool:
-        """Whether it belongs to this model."""
+        """Whether these calls of `fit` belong to this model."""
         return self._model() is model
 
     def watch(self, function: Callable[[Any], Any]) -> Callable[[Any], Any]:
-        """The replacement of the train function."""
+        """Return the function that replaces the train function."""
         self._original = function
 
         def train_function(iterator: Any) -> Any:
@@ -89,7 +90,7 @@ class Fit:
             if self._wants_ceiling():
                 self._row = Window()
                 logs = self._first_on_resident(function, iterator)
-                # Its time includes our preparations: it is counted, but not measured.
+                # This step is counted, but not measured: its time includes our preparations.
                 self.steps += 1
                 self._last_end_s = clock()
                 return logs
@@ -103,12 +104,12 @@ class Fit:
         return train_function
 
     def is_measured(self) -> bool:
-        """Whether it is training now, and U has been measured or cannot be."""
+        """Whether `fit` is training now, and U has been measured or cannot be measured."""
         done = len(self.rounds) >= ROUNDS or bool(self.no_ceiling)
         return self._original is not None and self.measured_steps > 0 and done
 
     def whole_passes(self) -> int:
-        """Completed epochs: between two of them, nothing trains."""
+        """Number of completed epochs; a trace ends with the epoch, since no step runs between epochs."""
         return self.passes
 
     def step_s(self) -> float:
@@ -116,7 +117,7 @@ class Fit:
         return self.period_s / max(1, self.measured_steps)
 
     def begin_epoch(self) -> None:
-        """The time since the last step does not belong to a step."""
+        """Begin an epoch: the time since the last step does not belong to a step."""
         self._last_end_s = 0.0
         self._row = Window()
         self._began_epoch_s = clock()
@@ -124,7 +125,7 @@ class Fit:
             self.cache.begin_pass()
 
     def end_epoch(self) -> None:
-        """The epoch's last step is done; release the iterator."""
+        """End an epoch after its last step, and release its iterator."""
         self.passes += 1
         if self.cache is not None and self._last_end_s:
             self.cache.end_pass(self._last_end_s - self._began_epoch_s)
@@ -135,14 +136,14 @@ class Fit:
             self._window.pause()
 
     def _forget_filling(self) -> None:
-        """From here on the input is another one: the old one's figures do not apply to it."""
+        """Start the figures again: from here on, the input is read from a cache, and the old figures do not apply."""
         self.first_s += self.period_s
         self.measured_steps, self.period_s, self.call_s = 0, 0.0, 0.0
         self.nodes, self.gaps = [], []
         self._latest_s.clear()
 
     def end(self, model: Any) -> None:
-        """Restore the replaced functions, even after an error."""
+        """Restore the model's train function after `fit`, even after an error."""
         self.iterator, self._window, self._ceiling = None, None, None
         self.hooks.end()
         if self._original is not None:
@@ -160,7 +161,7 @@ class Fit:
         return self.cache is not None and self.passes == 0 and self.model.get("epochs", 1) > 1
 
     def _first_on_resident(self, function: Callable[[Any], Any], iterator: Any) -> Any:
-        """Take this step's batch, run the step with it, and keep it for the ceiling."""
+        """Take the batch of this step, run the step with it, and keep it as the resident batch."""
         begun_s = clock()
         made = None
         if min(self._latest_s) > LONGEST_STEP_S:
@@ -173,7 +174,7 @@ class Fit:
                 made, self.no_ceiling = ceiling.prepare(function, iterator, self._model())
             if made is None:
                 return function(iterator)
-            # The batch was read: training must use it, so nothing may be skipped from here on.
+            # From here on the batch has been read, so the step must be run with it, even after an error.
             step_input, self._ceiling = made.take(iterator)
             self.no_ceiling = "" if self._ceiling is not None else "the watcher failed"
             with FACTS.guarded():
@@ -186,7 +187,7 @@ class Fit:
         return function(step_input.once)
 
     def _per_call(self) -> int:
-        """Elements per call of the train function."""
+        """Number of input elements per call of the train function."""
         return int(self.model.get("steps_per_execution", 1))
 
     def _did(self, iterator: Any, begun_s: float, ended_s: float) -> None:
@@ -221,7 +222,7 @@ class Fit:
         self._in_window(period_s)
 
     def _did_plainly(self, begun_s: float, ended_s: float) -> None:
-        """As `_did`, if nothing more is measured: each line here costs the script time."""
+        """Record a step like `_did`, but only its time: each line here costs the script time."""
         self.steps += 1
         self.measured_steps += 1
         self.period_s += ended_s - self._last_end_s
@@ -232,7 +233,7 @@ class Fit:
 
     def _in_window(self, period_s: float) -> None:
         if self._ceiling is None or len(self.rounds) >= ROUNDS:
-            # This many steps before the next check of the input, its series begins.
+            # Before the next check of the input, a series of MAX_GAPS steps is measured in full.
             looks = (steps for steps in LOOK_AT_STEPS if steps > self.steps)
             self._look_at = min(looks, default=sys.maxsize) - MAX_GAPS
             shown = self.steps > MAX_SHOWN and not self._wants_ceiling()
@@ -246,7 +247,7 @@ class Fit:
         if self._window is None:
             self._ceiling.settle()
             self._window, self._moment = Window(), now()
-            # Settling took time that belongs to no step.
+            # The time for settling belongs to no step.
             self._last_end_s = clock()
             self._row = Window()
             return
@@ -304,18 +305,18 @@ class Fit:
 
     def _model_of_input(self) -> tuple[list[dict[str, Any]], list[float]]:
         if self._has_no_model:
-            return [], []  # TensorFlow writes a warning at each request
+            return [], []  # do not request it again: TensorFlow would print a warning each time
         nodes, gaps_us = pipeline.read_model(self.iterator)
         self._has_no_model = not nodes
         return nodes, gaps_us
 
     def _keep(self, nodes: list[dict[str, Any]]) -> None:
-        # Near the end of a pass, the inner stages are already gone.
+        # Near the end of a pass, TensorFlow has already dropped the inner stages: keep the longer list.
         if len(nodes) >= len(self.nodes):
             self.nodes = nodes
 
     def as_json(self) -> dict[str, Any]:
-        """The line as facts."""
+        """Return these calls of `fit` as facts."""
         plain = (
             "place", "model", "stages", "nodes", "passes", "steps", "measured_steps",
             "first_s", "period_s", "call_s", "starts", "rows", "timeline",
@@ -328,9 +329,9 @@ class Fit:
 
 
 FITS: list[Fit] = []
-"""Every line that called `fit`, in order."""
+"""All calls of `fit`, by line and model, in order of their first call."""
 
 
 def watched_fit(fit: Fit, model: Any) -> Callable[[Any], Any]:
-    """The replacement of a model's train function."""
+    """Return the function that replaces a model's train function."""
     return fit.watch(model.train_function)

@@ -1,4 +1,4 @@
-"""Every called `tf.function`: how often it was traced, why, and whether it trains."""
+"""Watches every called `tf.function`: how often it was traced, why, and whether it trains."""
 
 from __future__ import annotations
 
@@ -14,30 +14,31 @@ from .places import NOWHERE, Place, of_code, place
 from .watch import FACTS, wrap
 
 KEY = "stoker_function"
-"""The attribute of a `tf.function` that holds its record."""
+"""Attribute of a `tf.function` object that holds its `_Instance`."""
 
 MAX_RECORDS = 1_000
-"""Most watched functions: a script may make functions without end."""
+"""Maximum number of watched functions: a script may create any number of them."""
 
 MAX_CAUSES = 12
-"""Number of traces whose arguments are recorded."""
+"""Maximum number of traces of a function whose arguments are recorded."""
 
 
 TAKES = (
-    "the tf.function takes its batches from an iterator by itself, and one that was read is gone (give "
-    "it the batch)"
+    "the tf.function reads its batches from an iterator itself, so a batch cannot be used twice (pass it "
+    "the batch)"
 )
-"""Why a step is not run on one batch."""
+"""Why a step is not run on a batch in memory."""
 
 QUICKEST_TRACE_S = 5e-4
-"""A call that took hardly longer than the quickest one did not trace: no trace is quicker."""
+"""Minimum duration of a trace, seconds: a call that is longer than the quickest call by less than this did not
+trace."""
 
 SHORT_CALL_S = 2e-3
-"""A longer call is always checked: the check is negligible then."""
+"""Calls longer than this, seconds, are always checked for a trace: the cost of the check is then negligible."""
 
 
 class Record:
-    """One function of the user's (by its code), for all `tf.function`s made of it."""
+    """A function of the user, identified by its code; all `tf.function` objects created from it share this record."""
 
     def __init__(self, name: str, at: Place) -> None:
         self.name, self.place = name, at
@@ -48,44 +49,44 @@ class Record:
         self.optimizer: Any = None
 
     def as_json(self) -> dict[str, Any]:
-        """The function as facts."""
+        """Return the function as facts."""
         names = ("name", "place", "calls", "traces", "made", "causes", "trace_s")
         return {name: getattr(self, name) for name in names}
 
 
 class _Instance:
-    """One `tf.function`: its record, and how often it has been traced."""
+    """One `tf.function` object: the record of its function, and how often the object was traced."""
 
-    __slots__ = ("least_s", "longest_s", "loop", "record", "traces")
+    __slots__ = ("longest_s", "loop", "quickest_s", "record", "traces")
 
     def __init__(self, record: Record) -> None:
         self.record, self.traces = record, 0
-        self.least_s = 0.0
-        """Its quickest call without a trace; 0: none yet."""
+        self.quickest_s = 0.0
+        """Duration of its quickest call without a trace, seconds; 0 before the first one."""
         self.longest_s = 0.0
-        """A call that took no longer did not trace."""
+        """Maximum duration of a call that certainly did not trace, seconds."""
         self.loop: Loop | None = None
-        """The loop whose step it is, if nothing more is measured about it."""
+        """The loop whose step it is; set once only times are measured for this loop."""
 
 
 _records: dict[tuple[str, Place, int], Record] = {}
 _running: list[Record] = []
-"""The outermost function that is running; functions that it calls are not watched."""
+"""At most one entry: the outermost function that is running. Functions that it calls are not watched."""
 
 
 def as_json() -> list[dict[str, Any]]:
-    """Every function that was called from Python, as facts."""
+    """Return every function that was called from Python, as facts."""
     return [record.as_json() for record in list(_records.values())]
 
 
 def forget() -> None:
-    """Start without calls."""
+    """Forget all recorded calls."""
     _records.clear()
     _running.clear()
 
 
 def install(tf: Any) -> None:
-    """Watch calls of `tf.function`, and gradients."""
+    """Watch calls of `tf.function`s, and computations of gradients."""
     kind = type(tf.function(lambda: None))
     wrap(kind, "__call__", lambda original: _call(tf, original))
     wrap(tf.GradientTape, "gradient", lambda original: _gradient(tf, original))
@@ -120,7 +121,7 @@ def _trains(*, eager: bool) -> None:
     at = place()
     loop = current()
     if loop is None or loop.kind != "dataset":
-        # A loop over arrays has no iterator: a step begins where its gradients are computed.
+        # A loop over arrays has no iterator, so a step begins when its gradients are computed.
         loop = loop_at(at, "calls")
         STATE.current = loop
         loop.begin_step(clock())
@@ -128,7 +129,7 @@ def _trains(*, eager: bool) -> None:
 
 
 def applied() -> None:
-    """An optimizer was applied: the function that is being traced trains."""
+    """Record that an optimizer was applied: the function that is running trains."""
     if _running:
         _running[0].trains = True
 
@@ -172,7 +173,7 @@ def _instance(function: Any) -> _Instance:
     one = _Instance(_NOBODY)
     with FACTS.guarded():
         name, at = _name(function)
-        # Functions of Keras that are called in one line are different ones.
+        # Functions that are not in the user's code may differ even if the same line calls them: use a new number.
         which = 0 if of_code(_code(function)) != NOWHERE else len(_records)
         if len(_records) >= MAX_RECORDS:
             return _Instance(Record(name, at))
@@ -191,7 +192,7 @@ def _name(function: Any) -> tuple[str, Place]:
 
 
 def _code(function: Any) -> Any:
-    """The code of the decorated function, below TensorFlow's layers around a method."""
+    """The code of the decorated function, without the wrappers that TensorFlow puts around a method."""
     python = function.python_function
     for _ in range(8):
         inner = getattr(python, "__wrapped__", None) or getattr(python, "func", None)
@@ -213,19 +214,19 @@ def _called(
 
     Args:
         function: The user's `tf.function`.
-        one: Its record.
+        one: What is known about this `tf.function` object.
         begun_s: When the call began.
-        given: Its arguments.
-        run_s: CPU time of this thread during the call.
+        given: Arguments of the call.
+        run_s: CPU time of this thread during the call, seconds.
     """
     now_s = clock()
     record, took_s = one.record, now_s - begun_s
     record.calls += 1
-    # TensorFlow's count of traces takes 2 us to read, so it is not read for a quick call.
+    # Reading TensorFlow's count of traces takes 2 us, so it is not read for a quick call.
     traced = took_s > one.longest_s and _has_traced(function, one, took_s, given)
-    if not traced and (took_s < one.least_s or not one.least_s):
-        one.least_s = min(took_s, SHORT_CALL_S)
-        one.longest_s = one.least_s + QUICKEST_TRACE_S
+    if not traced and (took_s < one.quickest_s or not one.quickest_s):
+        one.quickest_s = min(took_s, SHORT_CALL_S)
+        one.longest_s = one.quickest_s + QUICKEST_TRACE_S
     if STATE.fits:
         return
     loop = current()
@@ -253,7 +254,7 @@ def _called(
 
 
 def _take_stages(loop: Loop, given: Given) -> None:
-    """The dataset of an iterator that the step got is known."""
+    """Give the loop the stages of the dataset whose iterator the step received."""
     args, kwargs = given
     for each in (*args, *kwargs.values()):
         read = getattr(each, ITERATED, None)
@@ -262,7 +263,7 @@ def _take_stages(loop: Loop, given: Given) -> None:
 
 
 def _has_traced(function: Any, one: _Instance, took_s: float, given: Given) -> bool:
-    """Whether the call traced; the record gets the reason for the trace."""
+    """Whether the call traced; if so, record the trace and its cause."""
     record, traces = one.record, int(function.experimental_get_tracing_count())
     if traces <= one.traces:
         return False
@@ -276,7 +277,7 @@ def _has_traced(function: Any, one: _Instance, took_s: float, given: Given) -> b
 
 
 def _inner_loop(record: Record, begun_s: float, now_s: float, *, traced: bool) -> Loop:
-    """The function contains the loop: a call is a whole pass, whose steps are invisible."""
+    """Record a call of a function that contains the loop: it is a whole pass, whose single steps are invisible."""
     loop = loop_at(record.place, "inside")
     loop.begin_step(begun_s)
     loop.called(now_s - begun_s, record.name, trains=True, traced=traced)
@@ -286,7 +287,7 @@ def _inner_loop(record: Record, begun_s: float, now_s: float, *, traced: bool) -
 
 
 def _describe(function: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, str]:
-    """Argument -> the part of it that decides about a trace: a Python value, or dtype and shape."""
+    """Return argument -> the property that decides whether the call traces: a Python value, or dtype and shape."""
     try:
         names = list(inspect.signature(function.python_function).parameters)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""Wraps the watched public names of TensorFlow and Keras, and starts all watching."""
+"""Wraps the public functions of TensorFlow and Keras that are watched, and starts all parts of the watcher."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from .wall import EPOCH_HOOKS, LOAD, WALL
 from .watch import FACTS, wrap
 
 MAX_FITS = 100
-"""Most watched lines: a search over models may call `fit` without end."""
+"""Maximum number of watched pairs of line and model: a search over models may call `fit` any number of times."""
 
 _places: dict[int, tuple[Any, Place]] = {}
 """ID of a layer or model -> a weak reference to it, and the line that created it."""
@@ -31,15 +31,15 @@ _compiled: dict[int, Place] = {}
 """ID of a model -> the line of its `compile`."""
 
 _jit_requested: dict[int, Any] = {}
-"""ID of a model -> the `jit_compile` of its `compile`."""
+"""ID of a model -> the argument `jit_compile` of its `compile`."""
 
 
 _on_batches: dict[Place, int] = {}
-"""Lines that call `train_on_batch`, and the number of calls."""
+"""Line that calls `train_on_batch` -> number of calls."""
 
 
 def install_keras(keras: ModuleType) -> None:
-    """Watch models being created, compiled and fitted."""
+    """Watch how models are created, compiled and trained."""
     wrap(keras.layers.Layer, "__init__", _layer)
     wrap(keras.Model, "compile", _compile)
     wrap(keras.Model, "fit", lambda original: _fit(keras, original))
@@ -58,7 +58,7 @@ def install_keras(keras: ModuleType) -> None:
 
 
 def _wall(keras: Any) -> None:
-    """Time what a script does with a model outside its steps."""
+    """Time a script's calls of a model's methods outside training: predict, evaluate, save and export."""
     methods = {"predict": "predict", "save": "saving", "save_weights": "saving", "export": "saving"}
     for name, kind in methods.items():
         wrap(keras.Model, name, WALL.around_method(partial(str, kind), place))
@@ -145,7 +145,7 @@ def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         fit = None
         bound = _bound(signature, self, args, kwargs)
-        # Other backends call their train functions differently.
+        # Only with the TensorFlow backend: others call their train functions differently.
         if bound is not None and not STATE.fits and keras.config.backend() == "tensorflow":
             with FACTS.guarded():
                 fit = _begin(keras, self)
@@ -173,7 +173,7 @@ def _fit(keras: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 def _bound(
     signature: inspect.Signature, model: Any, args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> inspect.BoundArguments | None:
-    """The arguments by name; None if they do not fit, which Keras reports better."""
+    """Bind the arguments to their names; None if they do not fit: the call then fails with Keras's own error."""
     try:
         return signature.bind(model, *args, **kwargs)
     except TypeError:
@@ -186,7 +186,7 @@ def _begin(keras: Any, model: Any) -> Fit | None:
         STATE.current.drop_step()
         STATE.current = None
     for fit in FITS:
-        # A later call in the same line, with the same model, continues the same figures.
+        # A later call in the same line with the same model adds to the same figures.
         if fit.place == at and fit.is_of(model):
             return fit
     if len(FITS) >= MAX_FITS:
@@ -215,7 +215,7 @@ def _model_facts(keras: Any, model: Any) -> dict[str, Any]:
 
 
 def _keras_distribution(keras: Any) -> str:
-    """The kind of the argument of `keras.distribution.set_distribution`; empty if none was set."""
+    """Class of the distribution that `keras.distribution.set_distribution` set; empty if none was set."""
     found = keras.distribution.distribution() if hasattr(keras, "distribution") else None
     return "" if found is None else type(found).__name__
 
@@ -232,7 +232,7 @@ def _data(keras: Any, fit: Fit, arguments: dict[str, Any]) -> None:
 
 
 def _feed(keras: Any, x: Any) -> dict[str, Any] | None:
-    """The Python object that makes the batches; None without one."""
+    """Facts about the Python object that makes the batches; None if TensorFlow makes them."""
     kind, code = type(x), None
     feed: dict[str, Any] = {"name": kind.__name__, "workers": 1, "processes": False}
     if isinstance(x, keras.utils.PyDataset):
@@ -262,7 +262,7 @@ def _with_ours(keras: Any, given: Any, fit: Fit, model: Any) -> Any:
 
 def _callback(keras: Any, fit: Fit) -> Any:
     class StokerWatch(keras.callbacks.Callback):  # type: ignore[misc]  # Keras has no types
-        """Has no hook for batches: with one, Keras would wait for each step's values."""
+        """A callback without hooks for batches: with such a hook, Keras would wait for each step's values."""
 
         def on_train_begin(self, logs: Any = None) -> None:
             del logs
@@ -306,7 +306,7 @@ def install_tensorflow(tf: ModuleType) -> None:
 
 
 STRATEGIES: list[dict[str, Any]] = []
-"""Every `tf.distribute.Strategy` that the user's code created, and its line."""
+"""Kind, line and number of replicas of every `tf.distribute.Strategy` that the user's code created."""
 
 
 def _strategies(tf: Any) -> None:
@@ -328,7 +328,7 @@ def _strategies(tf: Any) -> None:
 
 
 def _machine(tf: Any) -> dict[str, Any]:
-    # Once a step has run, listing the devices starts nothing new.
+    # Listing devices initializes TensorFlow. Once a step has run, it is initialized already.
     if not (loops.any_step() or FACTS.parts.get("fits", list)()):
         return {}
     gpus = len(tf.config.list_logical_devices("GPU"))

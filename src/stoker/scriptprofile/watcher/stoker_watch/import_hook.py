@@ -1,4 +1,4 @@
-"""Waits until the script imports TensorFlow or Keras, and then starts to watch."""
+"""Waits until the script imports TensorFlow or Keras, and then starts the watcher."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WATCHED = ("tensorflow", "keras")
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Finds modules with the other finders, and calls back when a watched one has been imported."""
+    """Lets the other finders find a module, and starts the watcher when TensorFlow or Keras was imported."""
 
     def __init__(self) -> None:
         self._searching = False
@@ -38,11 +38,11 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 def _look_after(loader: Any, name: str) -> None:
-    """Make this loader of this module call us when the module is imported."""
+    """Make the loader of a module start the watcher when it has imported the module."""
     run: Callable[[ModuleType], None] = loader.exec_module
 
     def exec_module(module: ModuleType) -> None:
-        # Imported here: a program without TensorFlow does not pay for it.
+        # Imported here: in a program without TensorFlow, this import would cost time for nothing.
         from .wall import WALL
 
         with WALL.part("imports"):
@@ -54,7 +54,7 @@ def _look_after(loader: Any, name: str) -> None:
 
 
 def _begin(name: str, module: ModuleType) -> None:
-    # Imported here, because they import what only exists then.
+    # Imported here, because it needs TensorFlow or Keras, which exist only now.
     FACTS.begin()
     from . import hooks
 
@@ -63,10 +63,10 @@ def _begin(name: str, module: ModuleType) -> None:
 
 
 def wait_for_tensorflow(folder: str) -> None:
-    """Watch this process once it imports TensorFlow; until then, nothing is done.
+    """Start the watcher when this process imports TensorFlow or Keras; until then, it does nothing.
 
     Args:
-        folder: Folder of the facts, one file per process.
+        folder: Folder for the files with the facts, one file per process.
     """
     FACTS.folder = folder
     sys.meta_path.insert(0, _Finder())

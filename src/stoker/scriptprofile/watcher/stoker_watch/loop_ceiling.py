@@ -1,13 +1,12 @@
-"""U of the user's own loops: their compiled step again, on data in memory, alternating with real steps.
+"""Measures U of loops in the user's own code: real steps alternate with the same compiled step on data in memory.
 
-A step that Python calls runs again with the same arguments. The steps of a loop inside a tf.function
-are invisible. But its dataset can be replaced by another one with the same shapes, without a new
-trace: one call gets the user's dataset with an additional stage, which counts the batches and keeps the
-first; later calls are unchanged, and alternate with calls on that batch.
+If Python calls the step, the step is run again with the same arguments. If the loop is inside a tf.function, its single
+steps are invisible. But its dataset can be replaced by another dataset with the same shapes, without a new trace. One
+call gets the user's dataset plus a stage that counts the batches and keeps the first batch. Later calls get the user's
+dataset unchanged, and alternate with calls on the kept batch.
 
-As with `fit`, nothing is lost or changed: the stage passes every batch on, every variable that the step
-captures is restored, and a step that does more than change variables, or reads more than its
-arguments, is not run.
+As with `fit`, nothing is lost or changed: the additional stage passes every batch on, and every variable that the step
+captures is restored. A step is not run again if it does more than change variables, or reads more than its arguments.
 """
 
 from __future__ import annotations
@@ -38,32 +37,33 @@ from .wall import LOAD, now
 from .watch import FACTS
 
 Given = tuple[tuple[Any, ...], dict[str, Any]]
-"""Arguments of a function: positional, and by name."""
+"""Arguments of a function: the positional ones, and the ones by name."""
 
 WINDOW_S, MIN_STEPS, MAX_STEPS = 0.3, 5, 90
-"""Length of a window of real steps: seconds, or number of steps."""
+"""A window of real steps takes at least WINDOW_S seconds and MIN_STEPS steps, but at most MAX_STEPS steps."""
 
 MIN_BATCHES = 5
-"""Fewest batches per call: with fewer, starting the call would be most of the measurement."""
+"""Minimum number of batches per call: with fewer, the measurement would consist mainly of the start of the call."""
 
 _CONSUMES = (
     "ReduceDataset", "ScanDataset", "TakeWhileDataset", "TakeDataset", "SkipDataset", "ZipDataset",
     "RangeDataset", "MapDataset", "ParallelMapDatasetV2", "PrefetchDataset", "OptionsDataset",
     "ModelDataset", "FiniteTakeDataset", "FiniteSkipDataset",
 )  # fmt: skip
-"""What a loop does with its dataset and can do again; a range counts its batches."""
+"""Operations on its dataset that a loop can repeat; a range numbers the batches."""
 
 _READS = re.compile(r"^(.*Dataset.*|.*Iterator.*|Optional.*|ReadFile)$")
-"""Operations that read. Data that is not an argument of the step would be lost to others."""
+"""Operations that read data. If the data is not an argument of the step, the script would miss what a repeated step
+reads."""
 
 
 def after_step(loop: Loop, function: Any, given: Given) -> None:
-    """Measure, once a window of real steps is complete.
+    """Measure the step on data in memory, once a window of real steps is complete.
 
     Args:
-        loop: A loop over a dataset, whose step is open.
-        function: The `tf.function` that trains, just called.
-        given: Its arguments.
+        loop: A loop over a dataset, in the middle of a step.
+        function: The `tf.function` that trains; it was just called.
+        given: Arguments of that call.
     """
     if loop.no_ceiling or len(loop.rounds) >= ROUNDS:
         loop.measures_again = False
@@ -92,12 +92,12 @@ def after_step(loop: Loop, function: Any, given: Given) -> None:
 def _measure_step(
     loop: Loop, function: Any, given: Given, real_s: float
 ) -> tuple[float, float, str]:
-    """Seconds of a call on data in memory, the share that others took; or why they were not measured."""
+    """Measure a call on data in memory: seconds, the share of them that other programs took, and why it failed or ""."""
     tf: Any = sys.modules["tensorflow"]
     args, kwargs = given
     why = ""
     if sum(loop.functions.values()) != loop.steps + 1:
-        why = "a step is not one call of one tf.function"
+        why = "a step does not consist of a single call of a tf.function"
     elif real_s > LONGEST_STEP_S:
         why = "running such a long step again would delay the training"
     elif not all(_is_there(tf, value) for value in tf.nest.flatten([args, kwargs])):
@@ -108,7 +108,11 @@ def _measure_step(
     if concrete is None:
         return 0.0, 0.0, "the step is traced again for each batch"
     if found := does_more(concrete) | {each for each in operations(concrete) if _READS.match(each)}:
-        return 0.0, 0.0, f"the step does what cannot be undone ({', '.join(sorted(found)[:3])})"
+        return (
+            0.0,
+            0.0,
+            f"the step has operations that cannot be undone ({', '.join(sorted(found)[:3])})",
+        )
     variables, why = _captured_variables(concrete)
     if why:
         return 0.0, 0.0, why
@@ -121,41 +125,41 @@ def _measure_step(
 
 
 def _as_traced(function: Any, given: Given) -> Any:
-    """The concrete function for these arguments; None if they would need a new trace."""
+    """The concrete function for these arguments; None if they need a new trace."""
     traced = function.experimental_get_tracing_count()
     concrete = function.get_concrete_function(*given[0], **given[1])
     return concrete if function.experimental_get_tracing_count() == traced else None
 
 
 def _captured_variables(concrete: Any) -> tuple[list[Any], str]:
-    """The variables that a compiled step can change, and why they could not be restored."""
+    """The variables that a compiled step can change, and why they could not be restored, or ""."""
     tf: Any = sys.modules["tensorflow"]
     variables = list(concrete.graph.variables)
     known = {id(variable.handle) for variable in variables}
     captured = [each for each, _ in concrete.graph.captures if each.dtype == tf.resource]
     if any(id(each) not in known for each in captured):
-        return [], "the step holds a resource that is not a variable"
+        return [], "the step uses a resource that is not a variable"
     size = sum((each.shape.num_elements() or 0) * each.dtype.size for each in variables)
     if size > MAX_STATE_BYTES:
-        return [], f"the step's variables take {size / 2**30:.1f} GiB, which would be copied"
+        return [], f"the step's variables take {size / 2**30:.1f} GiB, too much to copy"
     return variables, ""
 
 
 def _is_there(tf: Any, value: Any) -> bool:
-    """Whether it is a tensor on one device, or a plain value."""
+    """Whether a value is a tensor on a single device, a NumPy array, or a plain Python value."""
     is_plain = value is None or isinstance(value, (bool, int, float, str))
     return is_plain or isinstance(value, tf.Tensor) or type(value).__module__ == "numpy"
 
 
 def _ahead() -> int:
-    """How many elements the input may have made meanwhile."""
+    """Number of next steps to leave out: the input may have prepared that many elements during the measurement."""
     nodes, _ = pipeline.read_model(STATE.iterator())
     ready = sum(node["buffered"] for node in nodes if node["depth"] <= 3)
     return int(min(MAX_DRAINED, 2 + max(0, ready)))
 
 
 class Sample:
-    """The number of batches of a dataset, and its first one."""
+    """Records the number of batches of a dataset, and its first batch."""
 
     def __init__(self, tf: Any, dataset: Any) -> None:
         self._spec = dataset.element_spec
@@ -172,7 +176,7 @@ class Sample:
             ]
 
     def is_of(self, dataset: Any) -> bool:
-        """Whether it was recorded for this dataset."""
+        """Whether the sample was recorded for this dataset."""
         return self._of() is dataset
 
     @property
@@ -186,7 +190,7 @@ class Sample:
         return tf.nest.pack_sequence_as(self._spec, [tf.identity(part) for part in self._parts])
 
     def watched(self, tf: Any, dataset: Any) -> Any:
-        """The dataset, with the additional stage."""
+        """Return the dataset with an additional stage that records."""
 
         @tf.autograph.experimental.do_not_convert
         def keep(*element: Any) -> Any:
@@ -207,10 +211,10 @@ class Sample:
 
 
 def before_pass(loop: Loop, given: Given) -> Given:
-    """The arguments for a function that contains a loop: in one of its calls, its dataset is watched.
+    """Return the arguments for a function that contains a loop: in one of the calls, the dataset is recorded.
 
     Args:
-        loop: The loop, which has been traced.
+        loop: The loop; the function has already been traced.
         given: The function's arguments.
     """
     if loop.sample is not None or loop.no_ceiling or loop.steps == 0:
@@ -237,50 +241,50 @@ def before_pass(loop: Loop, given: Given) -> Given:
 
 
 def dataset_of(tf: Any, given: Any) -> tuple[Any, str]:
-    """The dataset among a function's arguments, None without one; and why U cannot be measured."""
+    """Return the dataset among a function's arguments (None if none is), and why U cannot be measured, or ""."""
     values = tf.nest.flatten(given)
     found = [value for value in values if isinstance(value, tf.data.Dataset)]
     if not found:
         return None, _why_none(tf, values)
     dataset = found[0]
     if len(found) > 1:
-        return dataset, "the tf.function is given several datasets"
+        return dataset, "the tf.function gets several datasets"
     if any(type(spec) is not tf.TensorSpec for spec in tf.nest.flatten(dataset.element_spec)):
-        return dataset, "the batches hold ragged or sparse tensors"
+        return dataset, "the batches contain ragged or sparse tensors"
     kinds = {stage.kind for stage in stages.chain(stages.of(dataset))}
     if "apply" in kinds and tf.config.list_logical_devices("GPU"):
-        return dataset, "its dataset may be on a GPU, where our stage cannot read it"
+        return dataset, "its dataset may be on a GPU, where Stoker cannot record it"
     return dataset, ""
 
 
 def _why_none(tf: Any, values: list[Any]) -> str:
     if any(isinstance(value, tf.data.Iterator) for value in values):
         return (
-            "the loop is inside a tf.function that gets an iterator: a batch that is read "
-            "from it is gone (give it the dataset)"
+            "the loop is inside a tf.function that gets an iterator, from which a batch cannot be read "
+            "twice (pass it the dataset)"
         )
     if any(hasattr(value, "element_spec") for value in values):
         return "the batches are spread over a strategy's replicas"
     return (
-        "the loop is inside a tf.function, and its dataset is not an argument of it: it cannot be given "
-        "another one (write `def train(dataset): ...`)"
+        "the loop is inside a tf.function whose dataset is not an argument, so the dataset cannot be "
+        "replaced (write `def train(dataset): ...`)"
     )
 
 
 def _instead(tf: Any, given: Given, dataset: Any, other: Any) -> Given:
-    """The arguments of a function, with another dataset."""
+    """Return the arguments of a function with its dataset replaced by another."""
     result: Given = tf.nest.map_structure(lambda value: other if value is dataset else value, given)
     return result
 
 
 def after_pass(loop: Loop, function: Any, given: Given, real_s: float) -> None:
-    """Measure the function on the batch in memory, after a measured call.
+    """Measure a function that contains a loop on the batch in memory, after a measured real call.
 
     Args:
         loop: The loop.
-        function: The `tf.function`, just called.
-        given: Its arguments.
-        real_s: Duration of the call, seconds.
+        function: The `tf.function`; it was just called.
+        given: Arguments of that call.
+        real_s: Duration of that call, seconds.
     """
     sample = loop.sample
     if sample is None or loop.no_ceiling or len(loop.rounds) >= ROUNDS or not loop.measured_steps:
@@ -296,17 +300,17 @@ def after_pass(loop: Loop, function: Any, given: Given, real_s: float) -> None:
 
 
 def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str:
-    """Record a round; return why there is none."""
+    """Record a round; return why it could not be measured, or ""."""
     tf: Any = sys.modules["tensorflow"]
     sample = loop.sample
     dataset, why = dataset_of(tf, given)
     count = loop.batches = sample.count
     if why or not sample.is_of(dataset):
-        return why or "each call is given another dataset"
+        return why or "each call gets another dataset"
     batch = sample.batch()
     loop.rows = pipeline.rows_of(batch)
     if count < MIN_BATCHES:
-        return f"a call has {count} batches only, and its start would be most of the measurement"
+        return f"a call has only {count} batches, so its start would be most of the measurement"
     if real_s / count > LONGEST_STEP_S:
         return "running such a long step again would delay the training"
     steps = max(MIN_BATCHES, min(count, int(MAX_CEILING_S * count / real_s)))
@@ -316,7 +320,7 @@ def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str
     if concrete is None:
         return "the tf.function is traced again for each dataset"
     if found := does_more(concrete) | _reads_more(tf, concrete):
-        return f"the loop does what cannot be undone ({', '.join(sorted(found)[:3])})"
+        return f"the loop has operations that cannot be undone ({', '.join(sorted(found)[:3])})"
     variables, why = _captured_variables(concrete)
     if why:
         return why
@@ -331,7 +335,7 @@ def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str
 
 
 def _reads_more(tf: Any, concrete: Any) -> set[str]:
-    """The data that a loop reads besides its arguments."""
+    """What a loop reads in addition to its arguments: types of operations, or a dataset."""
     found = {kind for kind in operations(concrete) if _READS.match(kind) and kind not in _CONSUMES}
     captures = any(each.dtype == tf.variant for each, _ in concrete.graph.captures)
-    return found | ({"a dataset that it is not given"} if captures else set())
+    return found | ({"reading a dataset that is not an argument"} if captures else set())

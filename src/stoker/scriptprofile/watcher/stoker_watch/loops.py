@@ -1,4 +1,4 @@
-"""Loops in the user's own code: where they iterate, and how long each step waits, calls and synchronizes."""
+"""Loops in the user's own code: their lines, and how long each step waits for input, calls, and synchronizes."""
 
 from __future__ import annotations
 
@@ -16,34 +16,35 @@ from .wall import LOAD, Moment, now
 from .watch import FACTS, wrap
 
 KEY = "stoker_loop"
-"""The attribute of an iterator that holds its loop."""
+"""Attribute of an iterator that holds its loop."""
 
 REPLICAS = "stoker_replicas"
-"""The attribute of a distributed dataset that holds how many replicas share its batches."""
+"""Attribute of a distributed dataset: the number of replicas that share each of its batches."""
 
 WARM_STEPS = 2
-"""Excluded steps of a loop, in addition to those that traced."""
+"""Number of first steps of a loop that are not measured, even if they did not trace."""
 
 MAX_SHOWN = 240
-"""Number of steps whose individual times are kept, for the timeline."""
+"""Maximum number of steps whose individual times are kept for the timeline."""
 
 LOOK_AT_STEPS = (4, 12, 30, 100, 300, 1_000, 3_000, 10_000)
-"""Steps after which the input's model is read: its inner stages are gone after the end of a pass."""
+"""Numbers of steps after which tf.data's figures about the input are read. They are read several times, because the
+figures of its inner stages are lost when a pass ends."""
 
 clock = time.perf_counter
 
 MIN_MEASURED = 5
-"""Steps after which a loop's device may be traced."""
+"""Minimum number of measured steps before the device is traced."""
 
 MAX_ROUNDS = 3
-"""Pairs of windows of a loop inside a tf.function."""
+"""Number of measurements of U for a loop inside a tf.function."""
 
 
 @dataclass(slots=True, eq=False)
 class Loop:
-    """Steps that begin in one line of the user's.
+    """The steps that begin in one line of the user's code.
 
-    The work at every step is in few functions, and uses slots: it costs the script time.
+    The work for every step is in few functions and uses slots, because it costs the script time.
     """
 
     place: Place
@@ -62,51 +63,52 @@ class Loop:
     distributed: bool = False
     """Whether a strategy distributes the batches."""
     batches: int = 0
-    """Batches per call, if the loop is inside a tf.function; 0: unknown."""
+    """Number of batches per call if the loop is inside a tf.function; 0 if unknown."""
     stages: list[int] = field(default_factory=list)
     nodes: list[dict[str, Any]] = field(default_factory=list)
     step_calls: list[tuple[str, int, int]] = field(default_factory=list)
-    """Where the first gradients were computed, function by function."""
+    """Where the first gradients were computed: the result of `user_calls`."""
     timeline: list[list[float]] = field(default_factory=list)
     rounds: list[dict[str, float]] = field(default_factory=list)
-    """Rounds: a window of real steps, and as many calls on data in memory."""
+    """Measurements of U: each compares a window of real steps with calls on data in memory."""
     no_ceiling: str = ""
-    """Why there are none."""
+    """Why U cannot be measured; "" if it can."""
     step: dict[str, Any] = field(default_factory=dict)
-    """File of the step's graph."""
+    """File with the graph of a step."""
     trace: dict[str, Any] = field(default_factory=dict)
-    """File of a trace of the device, or why there is none."""
+    """Folder with a trace of the device, or why it is missing."""
     load: dict[str, float] = field(default_factory=dict)
-    """For some consecutive steps: wall time and the part that other programs took; the part outside calls."""
+    """For some consecutive steps, seconds: wall time, how much of it other programs took, waits for a core, and
+    Python outside calls."""
     measuring_s: float = 0.0
-    """Duration of the measurement itself, seconds."""
+    """Time that the measurement itself took, seconds."""
 
     syncs: dict[Place, int] = field(default_factory=dict)
     eager_gradients: dict[Place, int] = field(default_factory=dict)
     functions: dict[str, int] = field(default_factory=dict)
     cache: pipeline.CacheFill | None = None
-    """For a dataset with a cache."""
+    """The first passes over a dataset with a cache; None without a cache."""
     sample: Any = None
     """The recorded batch of a dataset, for a loop inside a tf.function."""
     mark: tuple[int, float] = (0, 0.0)
     """Number of measured steps, and their time, when the latest window began."""
     moment: Moment | None = None
-    """When that was."""
+    """The moment when the latest window began."""
     load_at: int = LOOK_AT_STEPS[0]
     """Number of steps after which the load is checked next."""
     left_out: int = 0
-    """Number of excluded steps: their input was made while we measured."""
+    """Number of next steps that are not measured: their input was prepared during a measurement."""
     begun_s: float = 0.0
     thread: int = 0
-    """The `tf.function` that trains."""
+    """ID of the thread that runs the loop."""
     look_at: int = 0
     """Number of steps after which the input is checked next."""
     pass_wait_s: float = 0.0
-    """Time that this pass has waited for its input, seconds."""
+    """Time that the current pass has waited for its input, seconds."""
     measures_again: bool = field(init=False)
-    """Whether the step is still to be repeated with its arguments."""
+    """Whether the step will still be repeated with the same arguments to measure U."""
     _call_run_s: float = 0.0
-    """CPU time of this thread inside all calls."""
+    """CPU time of the loop's thread inside all calls, seconds."""
     _marked: tuple[Moment | None, tuple[int, ...], float, float] = (None, (), 0.0, 0.0)
     _start_s: float = 0.0
     _wait_s: float = 0.0
@@ -122,14 +124,14 @@ class Loop:
             self.load_at = sys.maxsize
 
     def is_measured(self) -> bool:
-        """Whether it is training now, and U has been measured or cannot be."""
+        """Whether the loop is training now, and U has been measured or cannot be measured."""
         if self.kind == "inside":
             return self.steps > 0 and (len(self.rounds) >= MAX_ROUNDS or bool(self.no_ceiling))
         is_current = STATE.current is self and self.measured_steps >= MIN_MEASURED
         return is_current and (not self.measures_again or bool(self.no_ceiling))
 
     def whole_passes(self) -> int:
-        """Completed passes over the data: between two of them, nothing trains."""
+        """Number of completed passes over the data; a trace ends with the pass, since no step runs between passes."""
         return self.passes
 
     def step_s(self) -> float:
@@ -137,10 +139,10 @@ class Loop:
         return self.period_s / max(1, self.measured_steps)
 
     def begin_pass(self, begun_s: float) -> None:
-        """A pass over the data begins.
+        """Begin a pass over the data.
 
         Args:
-            begun_s: When its iterator was requested.
+            begun_s: When the script requested the iterator of the pass.
         """
         self.pass_wait_s = clock() - begun_s
         if self.cache is not None:
@@ -149,14 +151,14 @@ class Loop:
             self.cache.begin_pass()
 
     def end_pass(self) -> None:
-        """The data has ended."""
+        """End a pass: the data has ended."""
         self.drop_step()
         self.passes += 1
         if self.cache is not None and self.steps:
             self.cache.end_pass(self.pass_wait_s)
 
     def _forget_filling(self) -> None:
-        """From here on the input is another one: the old one's figures do not apply to it."""
+        """Start the figures again: from here on, the input is read from a cache, and the old figures do not apply."""
         self.first_s += self.period_s
         self.measured_steps = 0
         self.period_s = self.wait_s = self.call_s = self.sync_s = 0.0
@@ -167,13 +169,13 @@ class Loop:
         self.mark, self.moment = (0, 0.0), None
 
     def next_look(self) -> int:
-        """Number of steps until the next check of the input: fewer while it fills a cache."""
+        """Number of steps after which the input is checked next; checks are more frequent while it fills a cache."""
         if self.cache is not None and self.cache.is_filling():
             return max(1, 2 * self.steps)
         return next((steps for steps in LOOK_AT_STEPS if steps > self.steps), sys.maxsize)
 
     def begin_step(self, now_s: float) -> None:
-        """The previous step, if any, is over."""
+        """Begin a step; this ends the previous step, if any."""
         if self._open:
             self.end_step(now_s)
         else:
@@ -182,7 +184,7 @@ class Loop:
         self._open, self._start_s = True, now_s
 
     def waited(self, seconds: float) -> bool:
-        """The step has waited for its input; return whether the input must be checked."""
+        """Record that the step waited for its input; return whether the input must be checked."""
         self._wait_s += seconds
         self.pass_wait_s += seconds
         return self.steps >= self.look_at
@@ -190,7 +192,7 @@ class Loop:
     def called(
         self, seconds: float, function: str, *, trains: bool, traced: bool, run_s: float = 0.0
     ) -> None:
-        """A `tf.function` was called; `run_s` is the CPU time of this thread meanwhile."""
+        """Record a call of a `tf.function`; `run_s` is the CPU time of this thread during the call, seconds."""
         self._call_s += seconds
         self._call_run_s += run_s
         self._trains |= trains
@@ -205,7 +207,7 @@ class Loop:
         self.load_at = next((steps for steps in LOOK_AT_STEPS if steps > self.steps), sys.maxsize)
         outside_s = self.wait_s + self._wait_s + self.call_s + self._call_s
         outside_s += self.sync_s + self._sync_s
-        # The same in both checks: all steps between them were measured, in one pass.
+        # If this is the same in two checks, all steps between them were measured and belong to the same pass.
         row = (self.steps - self.measured_steps, self.passes)
         was, was_row, was_outside_s, was_run_s = self._marked
         self._marked = now(), row, outside_s, self._call_run_s
@@ -222,19 +224,19 @@ class Loop:
         self.not_its_own(clock() - begun_s)
 
     def synced(self, seconds: float, at: Place) -> None:
-        """A tensor's value was read."""
+        """Record that a tensor's value was read."""
         self._sync_s += seconds
         if self._open:
             self.syncs[at] = self.syncs.get(at, 0) + 1
 
     def has_gradient(self, at: Place) -> None:
-        """Gradients were computed eagerly."""
+        """Record that gradients were computed eagerly."""
         self._trains = True
         self.step_calls = self.step_calls or user_calls()
         self.eager_gradients[at] = self.eager_gradients.get(at, 0) + 1
 
     def not_its_own(self, seconds: float) -> None:
-        """Part of the open step that the measurement itself took."""
+        """Exclude from the open step the time that the measurement itself took."""
         self.measuring_s += seconds
         self._start_s += seconds
 
@@ -248,7 +250,7 @@ class Loop:
         self.drop_step()
 
     def drop_step(self) -> None:
-        """Drop the open measurement: it was not a step."""
+        """Drop the open step without recording it, or reset it after it was recorded."""
         self._open = self._trains = self._traced = False
         self._wait_s = self._call_s = self._sync_s = 0.0
 
@@ -272,7 +274,7 @@ class Loop:
         self.period_s += period_s
 
     def as_json(self) -> dict[str, Any]:
-        """The loop as facts."""
+        """Return the loop as facts."""
         plain = (
             "kind", "place", "passes", "steps", "measured_steps", "first_s", "wait_s", "call_s", "sync_s",
             "period_s", "rows", "batches", "stages", "nodes", "step_calls", "timeline", "rounds",
@@ -287,7 +289,7 @@ class Loop:
 
 
 class State:
-    """The current state."""
+    """All loops of this process, and which one is running."""
 
     def __init__(self) -> None:
         self.loops: dict[tuple[Place, str], Loop] = {}
@@ -295,14 +297,14 @@ class State:
         self.iterator: Callable[[], Any] = lambda: None
         """The iterator of the current loop, while it is in use."""
         self.inside: Loop | None = None
-        """The loop whose `next` is running: `__next__` of some iterators calls `get_next`."""
+        """The loop whose `next` is running; needed because `__next__` of some iterators calls `get_next`."""
         self.fits = 0
         """Number of running calls of `fit`."""
         self.iterated_in_graph = False
-        """Whether a tf.function that is being traced takes elements of an iterator itself."""
+        """Whether the tf.function that is being traced reads elements of an iterator itself."""
 
     def is_amid(self, loop: Loop | None) -> bool:
-        """Whether this is the current loop, and its iterator is in use; for None, whether `fit` runs."""
+        """Whether this loop is running, and U is no longer measured for it; for None, whether `fit` runs."""
         if loop is None:
             return self.fits > 0
         return loop is self.current and self.iterator() is not None and not loop.measures_again
@@ -312,27 +314,27 @@ STATE = State()
 
 
 def as_json() -> list[dict[str, Any]]:
-    """Every loop, as facts."""
+    """Return every loop as facts."""
     return [loop.as_json() for loop in list(STATE.loops.values())]
 
 
 def forget() -> None:
-    """Start without loops."""
+    """Forget all loops."""
     STATE.__init__()  # type: ignore[misc]  # all its fields
 
 
 def any_step() -> bool:
-    """A loop has trained a step."""
+    """Whether any loop has trained a step."""
     return any(loop.steps for loop in list(STATE.loops.values()))
 
 
 def loop_at(place: Place, kind: str) -> Loop:
-    """The loop of this line."""
+    """The loop of this line and kind; created if new."""
     return STATE.loops.setdefault((place, kind), Loop(place, kind))
 
 
 def current() -> Loop | None:
-    """The loop whose iterator is alive, if any."""
+    """The loop that is running; None if none is, or if `fit` runs."""
     if STATE.fits:
         return None
     loop = STATE.current
@@ -344,7 +346,7 @@ def current() -> Loop | None:
 
 
 def install(tf: Any) -> None:
-    """Watch iteration, and values that are read from tensors."""
+    """Watch iteration over datasets, and values that are read from tensors."""
     wrap(tf.data.Dataset, "__iter__", lambda original: _iter(tf, original))
     for name in ("experimental_distribute_dataset", "distribute_datasets_from_function"):
         wrap(tf.distribute.Strategy, name, lambda original: _distribute(tf, original))
@@ -362,7 +364,7 @@ def _distribute(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
                 _patched.add(kind)
                 wrap(kind, "__iter__", lambda inner: _iter(tf, inner))
             given = next(iter((*args, *kwargs.values())), None)
-            # Keras's default strategy returns its argument.
+            # The default strategy returns its argument: nothing is distributed.
             if result is not given:
                 setattr(result, REPLICAS, int(self.num_replicas_in_sync))
                 if (stage := stages.of(given)) is not None:
@@ -386,7 +388,7 @@ def _iter(tf: Any, original: Callable[..., Any]) -> Callable[..., Any]:
 
 def _follow(tf: Any, iterator: Any, dataset: Any, begun_s: float) -> None:
     place, maker = who_called()
-    # Iteration by Keras itself (evaluate, predict, adapt) is not a loop of the user's.
+    # Iteration by Keras itself (evaluate, predict, adapt) is not a loop in the user's code.
     if maker in ("keras", "tf_keras") or place == NOWHERE:
         return
     kind = type(iterator)
@@ -412,7 +414,7 @@ def _next(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loop = self.__dict__.get(KEY)
         if not is_eager():
-            # Inside a tf.function, its iterator argument is another object.
+            # The iterator that a tf.function gets while it is traced is another object, without a loop.
             STATE.iterated_in_graph = True
             return original(self, *args, **kwargs)
         if loop is None or STATE.fits or FACTS.measuring or loop is STATE.inside:
@@ -439,7 +441,7 @@ def _next(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _turn_to(loop: Loop, iterator: Any, now_s: float) -> None:
-    """Another loop, or another pass of this one."""
+    """Make a loop the current one: another loop runs now, or another pass of the same loop begins."""
     if STATE.current is not None:
         STATE.current.end_step(now_s)
     loop.end_step(now_s)
@@ -454,7 +456,7 @@ def _ended(loop: Loop) -> None:
 def _look(loop: Loop, iterator: Any, element: Any) -> None:
     loop.look_at = loop.next_look()
     if loop.rows == 0:
-        # Only one replica's share is checked.
+        # `rows_of` sees the share of only one replica.
         loop.rows = pipeline.rows_of(element) * loop.replicas or -1
     if loop.steps == 0:
         return
@@ -466,7 +468,7 @@ def _look(loop: Loop, iterator: Any, element: Any) -> None:
 
 
 def _watch_tensors(tf: Any) -> None:
-    """Watch what makes Python wait for a tensor; tensors exist once there are iterators."""
+    """Watch the methods of tensors that make Python wait for a value; called at the script's first iterator."""
     kind = type(tf.constant(0))
     for name in ("numpy", "__float__", "__int__", "__bool__", "__array__", "__format__", "__str__"):
         owner = next((each for each in kind.__mro__ if name in vars(each)), None)
@@ -477,7 +479,7 @@ def _watch_tensors(tf: Any) -> None:
 def _synchronises(original: Callable[..., Any]) -> Callable[..., Any]:
     def call(self: Any, *args: Any, **kwargs: Any) -> Any:
         loop = STATE.current
-        # Values that a map reads in `tf.py_function` are read in a thread of TensorFlow.
+        # A `tf.py_function` in a map also reads values, but in a thread of TensorFlow: they do not count.
         if loop is None or STATE.fits or FACTS.measuring or loop.thread != get_ident():
             return original(self, *args, **kwargs)
         begun_s = clock()

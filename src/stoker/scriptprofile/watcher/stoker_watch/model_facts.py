@@ -1,4 +1,4 @@
-"""Facts about a Keras model after its first step has built it."""
+"""Collects facts about a Keras model after training, when the model is built; writes the graph of a step."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from .places import Place
 from .watch import FACTS
 
 PADDED_CHANNELS = 4
-"""cuDNN itself pads so few input channels (of an image)."""
+"""cuDNN itself pads up to this many input channels (of an image)."""
 
 MAX_LAYERS = 64
-"""Most facts per kind: more do not help."""
+"""Maximum number of layers per kind of fact: more would not help the user."""
 
 HALVES = ("float16", "bfloat16")
 
 
 def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
-    """Facts, JSON values.
+    """Return facts about a model as JSON values.
 
     Args:
         model: A trained model.
@@ -36,17 +36,17 @@ def late_facts(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
     }
     found = {}
     for name, fact in facts.items():
-        # A model may be anything: a fact that fails must not affect the others.
+        # A model may have any form: if one fact fails, the others must still be collected.
         with FACTS.guarded():
             found[name] = fact()
     return found
 
 
 def _biases(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
-    """Layers whose bias a BatchNormalization cancels, and the share of parameters in them."""
+    """Layers whose bias a BatchNormalization cancels, and the number of parameters in these biases."""
     layers = useless_biases(model)
     if not layers:
-        # A model that is not built has no count of parameters.
+        # Return before `count_params`, which fails for a model that is not built.
         return {"layers": [], "count": 0, "parameters": 0, "of_parameters": 0}
     return {
         "layers": [{"name": layer.name, "place": made_at(layer)} for layer in layers[:MAX_LAYERS]],
@@ -57,12 +57,12 @@ def _biases(model: Any, made_at: Callable[[Any], Place]) -> dict[str, Any]:
 
 
 def _half_outputs(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str, Any]]:
-    """Output layers that compute in half precision, and their lines."""
+    """Output layers that compute in half precision: names, dtypes and lines."""
     try:
         names = list(dict.fromkeys(model.output_names))
         layers = [model.get_layer(name) for name in names]
     except (AttributeError, ValueError):
-        # A model that is not a graph of layers: its last layer is likely its output.
+        # The model is not a graph of layers: its last layer is probably its output.
         layers = model.layers[-1:]
     return [
         {"name": layer.name, "dtype": layer.compute_dtype, "place": made_at(layer)}
@@ -72,11 +72,11 @@ def _half_outputs(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str,
 
 
 def _kernels(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str, Any]]:
-    """Sides of the matrix products and convolutions in half precision, layer by layer."""
+    """For each layer that computes in half precision, the sides of its matrix product or convolution."""
     found: list[dict[str, Any]] = []
     for layer in _layers(model):
         shape = tuple(getattr(getattr(layer, "kernel", None), "shape", ()))
-        # Other layers have a kernel that is not a matrix, or several: they are left out.
+        # All other layers have several kernels, or a kernel that is not a matrix: they are left out.
         if type(layer).__name__ not in ("Dense", "Conv1D", "Conv2D", "Conv3D") or len(shape) < 2:
             continue
         if layer.compute_dtype in HALVES and len(found) < MAX_LAYERS:
@@ -95,7 +95,7 @@ def _layers(model: Any) -> Iterator[Any]:
 
 
 def _devices(model: Any) -> list[str]:
-    """Devices of the trained variables: `GPU:0`."""
+    """Devices that hold the trained variables, e.g. `GPU:0`."""
     places = {str(variable.value.device) for variable in model.trainable_variables}
     return sorted(place.rpartition("device:")[2] for place in places)
 
@@ -107,18 +107,18 @@ WITH_BIAS = {
     *(f"DepthwiseConv{rank}D" for rank in (1, 2)),
     *(f"SeparableConv{rank}D" for rank in (1, 2)),
 }
-"""Keras layers that end with a bias for each channel and an activation."""
+"""Keras layers whose last operations add a bias for each channel and apply an activation."""
 
 
 def useless_biases(model: Any) -> list[Any]:
     """Layers whose bias has no effect, in the order of the graph.
 
-    A layer counts if it and the BatchNormalization are each used once, its output goes only to the
-    BatchNormalization, both are trained, and the bias has no regularizer or constraint.
+    A layer counts if its output goes only to a BatchNormalization, both are trained, each is used once, and the
+    bias has no regularizer or constraint.
 
     Args:
-        model: A Keras model. Only graphs of layers (functional, sequential) are examined, also when
-            nested; the `call` of a class is not.
+        model: A Keras model. Only graphs of layers (functional, sequential) are examined, even inside other
+            models; the `call` of a class is not examined.
     """
     return list(_of(model, set()))
 
@@ -135,14 +135,14 @@ def _of(model: Any, seen: set[int]) -> Iterator[Any]:
         once = uses[id(node.operation)] == uses[id(reader.operation)] == 1
         if once and _has_plain_bias(node.operation) and _takes_it_out(reader, node.operation):
             yield node.operation
-    # A model used in several places shares its layers.
+    # Leave out a model that is used in several places: its layers are used several times too.
     for inner in _inner_models(model, nodes):
         if uses[id(inner)] <= 1:
             yield from _of(inner, seen)
 
 
 def _only_readers(graph: Any, nodes: Iterable[Any]) -> Iterator[tuple[Any, Any]]:
-    """Calls whose output goes to exactly one other call, with that call."""
+    """Yield each call whose output goes to exactly one other call, and that other call."""
     readers: dict[tuple[int, int], list[Any]] = {}
     for node in nodes:
         for tensor in node.input_tensors:
@@ -156,7 +156,7 @@ def _only_readers(graph: Any, nodes: Iterable[Any]) -> Iterator[tuple[Any, Any]]
 
 
 def _in_order(graph: Any) -> list[Any]:
-    """The calls of a graph's layers; empty for a model that is not a graph."""
+    """The calls of a graph's layers in order; empty for a model that is not a graph."""
     by_depth = getattr(graph, "_nodes_by_depth", None) or {}
     return [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
 
@@ -169,7 +169,7 @@ def _inner_models(model: Any, nodes: Iterable[Any]) -> Iterator[Any]:
 
 
 def _maker(tensor: Any) -> tuple[int, int]:
-    """The call that produced a tensor."""
+    """Identify the call that produced a tensor: ID of the layer, and number of the call."""
     history = getattr(tensor, "_keras_history", None)
     return (0, 0) if history is None else (id(history.operation), history.node_index)
 
@@ -193,7 +193,7 @@ def _has_plain_bias(layer: Any) -> bool:
 
 
 def _takes_it_out(node: Any, layer: Any) -> bool:
-    """Whether a call is a BatchNormalization over the layer's channels, in training."""
+    """Whether a call is a trained BatchNormalization over the layer's channels, which removes the layer's bias."""
     norm = node.operation
     if not _is_kerass(norm, {"BatchNormalization"}) or not norm.trainable or norm.renorm:
         return False
@@ -205,22 +205,22 @@ def _takes_it_out(node: Any, layer: Any) -> bool:
 
 
 MAX_BYTES = 256 << 20
-"""Largest graph with its shapes, without constants: a larger one takes seconds to write."""
+"""Maximum size of a graph with shapes but without large constants, bytes: a larger graph takes seconds to write."""
 
 MAX_CONSTANT_BYTES = 4096
-"""Largest constant that is written with its values: shapes and bounds of loops are shorter."""
+"""Maximum size of a constant that is written with its values, bytes: shapes and bounds of loops are smaller."""
 
 
 def write_graph(concrete: Any, *, given: Any = None, batch: Any = None) -> dict[str, Any]:
-    """Write the graph of a step next to the facts.
+    """Write the graph of a step to the folder of the facts.
 
     Args:
-        concrete: The concrete function that was called.
-        given: Tensors that it was called with, if they are arguments.
-        batch: A batch, if the function reads it from an input itself.
+        concrete: The concrete function of the step.
+        given: The arguments of a call, if they contain the batch.
+        batch: A batch, if the function itself reads it from an iterator or a dataset.
 
     Returns:
-        The file, and the facts about its inputs; only `why` if nothing was written.
+        The name of the file, and facts about the function's inputs; only `why` if nothing was written.
     """
     graph = concrete.graph.as_graph_def(add_shapes=True)
     for nodes in (graph.node, *(function.node_def for function in graph.library.function)):
@@ -259,14 +259,14 @@ def _count() -> int:
 
 
 def _shorten(node: Any) -> None:
-    """Keep type and shape of a large constant, and drop its values."""
+    """Drop the values of a large constant; keep its dtype and shape."""
     value = node.attr["value"].tensor
     if value.ByteSize() > MAX_CONSTANT_BYTES:
         value.CopyFrom(type(value)(dtype=value.dtype, tensor_shape=value.tensor_shape))
 
 
 def _given(inputs: list[Any], given: Any) -> dict[str, list[int]]:
-    """Name of an input -> its shape; empty if they cannot be matched."""
+    """Name of an input -> its shape in this call; empty if inputs and arguments do not match."""
     tf: Any = sys.modules["tensorflow"]
     leaves = [leaf for leaf in tf.nest.flatten(given) if hasattr(leaf, "shape")]
     fit = len(leaves) == len(inputs) and all(
@@ -280,7 +280,7 @@ def _given(inputs: list[Any], given: Any) -> dict[str, list[int]]:
 
 
 def _shapes(batch: Any) -> list[list[Any]]:
-    """Type and shape of each part of a batch."""
+    """Dtype and shape of each part of a batch."""
     tf: Any = sys.modules["tensorflow"]
     return [
         [part.dtype.name, [int(side) for side in part.shape]] for part in tf.nest.flatten(batch)

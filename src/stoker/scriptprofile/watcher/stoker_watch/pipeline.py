@@ -1,4 +1,4 @@
-"""tf.data's own measurements of an iterator's stages."""
+"""Reads tf.data's own measurements of an iterator's stages, and measures windows of steps and passes."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _MAX_NODES = 200
 
 
 def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
-    """The stages that actually run, last one first, and the latest gaps.
+    """Return the stages that actually run, last stage first, and the latest gaps.
 
     TensorFlow may have fused, replaced or added stages.
 
@@ -20,9 +20,9 @@ def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
         iterator: The iterator of a dataset.
 
     Returns:
-        Stages, each with its CPU time so far; and the time that the consumer took
-        between two elements, microseconds, latest last. Both are empty if TensorFlow records none:
-        autotune is off, or the iterator is a strategy's.
+        Stages, each with its CPU time so far; and gaps: the times that the consumer took between two elements,
+        microseconds, latest last. Both are empty if TensorFlow does not record them: autotune is off, or the
+        iterator belongs to a distribution strategy.
     """
     tf: Any = sys.modules["tensorflow"]
     try:
@@ -57,14 +57,14 @@ def read_model(iterator: Any) -> tuple[list[dict[str, Any]], list[float]]:
 
 
 _INTERLEAVES = (1, 2)
-"""`NodeClass` of stages with a pipeline per element: interleave, flat_map."""
+"""`NodeClass` of stages that make a pipeline for each element: interleave, flat_map."""
 
 
 def _inputs_of(node: Any, nodes: Any) -> dict[int, float]:
-    """The inputs of a node, and how many elements of each it needs for one output.
+    """The inputs of an interleave or flat_map, each with the number of its elements per output element.
 
-    An interleave or flat_map takes one element of its first input for all elements of a pipeline, and
-    then elements of these pipelines in turn. For other nodes, `ratio` says it, or it is unknown.
+    Such a node makes a pipeline for each element of its first input; its other inputs are these pipelines. For
+    all other nodes the number here is 1.0; their `ratio` has the real number, if it is known.
     """
     inputs = list(node.inputs)
     if node.node_class not in _INTERLEAVES or not inputs:
@@ -78,7 +78,7 @@ def _inputs_of(node: Any, nodes: Any) -> dict[int, float]:
 
 
 def rows_of(element: Any) -> int:
-    """Rows of an element: its first tensor's first dimension; 0 if unknown."""
+    """Number of rows of an element: the first dimension of its first tensor with rows; 0 if unknown."""
     tf: Any = sys.modules["tensorflow"]
     for tensor in tf.nest.flatten(element, expand_composites=True):
         shape: Any = getattr(tensor, "shape", None)
@@ -88,23 +88,23 @@ def rows_of(element: Any) -> int:
 
 
 MAX_PASSES = 8
-"""Number of timed passes: the later ones are only compared with the first."""
+"""Maximum number of timed passes: later passes are only needed for comparison with the first."""
 
 
 class CacheFill:
-    """The first passes over a dataset with a cache; the first whole one fills it."""
+    """Measures the first passes over a dataset with a cache; the first whole pass fills the cache."""
 
     def __init__(self) -> None:
         self.passes_s: list[float] = []
-        """Duration of the first whole passes, seconds."""
+        """Durations of the first whole passes, seconds; for a loop in the user's own code, their waits for input."""
         self.wall_s = 0.0
-        """Wall time of the first one, seconds."""
+        """Wall time of the first pass, seconds."""
         self.away = 0.0
-        """The share of it that other programs on the machine caused."""
+        """Share of this wall time that other programs on the machine caused."""
         self.nodes: list[dict[str, Any]] = []
         """The stages that TensorFlow ran in the first pass."""
         self.nodes_s = 0.0
-        """From the start of the pass until these were read, seconds."""
+        """Time from the start of the first pass until these stages were read, seconds."""
         self._begun_s = 0.0
         self._moment: Moment | None = None
 
@@ -113,15 +113,15 @@ class CacheFill:
         return not self.passes_s
 
     def begin_pass(self) -> None:
-        """A pass begins."""
+        """Begin a pass."""
         if self.is_filling():
             self._begun_s, self._moment = time.perf_counter(), now()
 
     def end_pass(self, took_s: float) -> None:
-        """A whole pass has ended.
+        """End a whole pass.
 
         Args:
-            took_s: Its duration, seconds; for a loop in the user's own code, its wait for input.
+            took_s: Duration of the pass, seconds; for a loop in the user's own code, its wait for input.
         """
         if self.is_filling():
             self.wall_s = time.perf_counter() - self._begun_s
@@ -130,24 +130,24 @@ class CacheFill:
             self.passes_s.append(took_s)
 
     def look(self, nodes: list[dict[str, Any]]) -> None:
-        """Record the input's stages in the first pass."""
+        """Record the input's stages if this is the first pass."""
         if self.is_filling() and len(nodes) >= len(self.nodes):
             self.nodes, self.nodes_s = nodes, time.perf_counter() - self._begun_s
 
     def as_json(self) -> dict[str, Any]:
-        """As facts."""
+        """Return these passes as facts."""
         names = ("passes_s", "wall_s", "away", "nodes", "nodes_s")
         return {name: getattr(self, name) for name in names}
 
 
 WINDOW_S = 0.3
-"""Shortest window of steps, seconds: long compared with a scheduler's slice (some ms)."""
+"""Minimum duration of a window of steps, seconds: long compared with a time slice of the scheduler (some ms)."""
 
 MAX_WINDOW_CALLS = 90
-"""Most calls in a window: tf.data keeps the last 100 gaps."""
+"""Maximum number of calls in a window: tf.data keeps only the last 100 gaps."""
 
 MAX_GAPS = 98
-"""Number of gaps that tf.data keeps."""
+"""Maximum number of gaps that are used: a little less than the 100 that tf.data keeps."""
 
 MIN_WINDOW_CALLS = 4
 
@@ -161,28 +161,31 @@ class Window:
         self._fresh = True
 
     def add(self, period_s: float) -> None:
-        """Another step is done."""
+        """Add a step."""
         self.calls += 1
         self.seconds += period_s
         if self._fresh:
-            # The gap before its input contains what came before the window.
+            # Leave out the first step: the gap before its batch includes time from before the window.
             self._fresh = False
             return
         self.latest_calls += 1
         self.latest_s += period_s
 
     def pause(self) -> None:
-        """An epoch has ended: the time in between is left out, and gaps belong to another iterator."""
+        """End an epoch: the time until the next one does not count, and its gaps come from another iterator."""
         self.latest_calls, self.latest_s, self._fresh = 0, 0.0, True
 
     def gap(self, gaps_us: list[float], per_call: int) -> tuple[float, float] | None:
-        """Time between two elements, over the latest consecutive calls, and their total time."""
+        """For the latest consecutive calls, seconds: sum of the gaps between elements, and duration of the calls.
+
+        None if there are too few calls, or more elements than recorded gaps.
+        """
         elements = self.latest_calls * per_call
         if self.latest_calls < MIN_WINDOW_CALLS or elements > min(len(gaps_us), MAX_GAPS):
             return None
         return sum(gaps_us[-elements:]) / 1e6, self.latest_s
 
     def is_full(self) -> bool:
-        """Whether it is long enough, or as long as the recorded gaps allow."""
+        """Whether the window is long enough, or as long as the recorded gaps allow."""
         long_enough = self.seconds >= WINDOW_S and self.calls > MIN_WINDOW_CALLS
         return long_enough or self.calls >= MAX_WINDOW_CALLS

@@ -1,4 +1,4 @@
-"""Finds the line of the user's files in which a call was made."""
+"""Finds the line of the user's files that made a call."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ Place = tuple[str, int]
 """File and line."""
 
 NOWHERE: Place = ("", 0)
-"""Used if no frame is the user's."""
+"""The place if no line of the user's code is known."""
 
 _HERE = os.path.dirname(os.path.abspath(__file__))  # noqa: PTH100, PTH120 - text, as in frames
 _STDLIB = tuple(
@@ -23,7 +23,7 @@ _FRAMEWORKS = ("tensorflow", "keras", "tf_keras", "numpy")
 
 @lru_cache(maxsize=4096)
 def owner(file: str) -> str:
-    """The owner of a file: `user`, `us`, `python`, or the name of an installed package."""
+    """The owner of a file: `user`, `us` (the watcher), `python`, or the name of an installed package."""
     if file.startswith(_HERE) or "__autograph_generated_file" in file:
         return "us"
     for packages in ("site-packages", "dist-packages"):
@@ -36,10 +36,10 @@ def owner(file: str) -> str:
 
 
 def who_called() -> tuple[Place, str]:
-    """The nearest line in the user's files, and whose code made the call itself.
+    """Return the nearest line in the user's files, and the owner of the code that made the call itself.
 
-    If the user's program is an installed package, the nearest frame that is not a framework's is
-    used.
+    If no file of the user is on the stack, because the program is an installed package, the nearest line outside the
+    frameworks is returned.
     """
     frame: FrameType | None = inspect.currentframe()
     maker, installed = "", NOWHERE
@@ -57,7 +57,7 @@ def who_called() -> tuple[Place, str]:
 
 
 def user_calls() -> list[tuple[str, int, int]]:
-    """File, line and first line of each running function of the user's, innermost first."""
+    """Return file, current line and first line of each running function of the user, innermost first."""
     found = []
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
@@ -69,7 +69,7 @@ def user_calls() -> list[tuple[str, int, int]]:
 
 
 MAX_CALLS = 8
-"""Most frames that are searched: a step is not deeper."""
+"""Maximum number of functions that are returned: a step is not nested more deeply."""
 
 
 def place() -> Place:
@@ -78,7 +78,7 @@ def place() -> Place:
 
 
 def user_caller() -> Place | None:
-    """The user's line that made this call, itself or through NumPy; None if a framework made it."""
+    """The user's line that made this call, directly or through NumPy; None if a framework made it."""
     frame: FrameType | None = inspect.currentframe()
     while frame is not None:
         name = owner(frame.f_code.co_filename)
@@ -91,7 +91,7 @@ def user_caller() -> Place | None:
 
 
 def of_code(code: object) -> Place:
-    """The first line of a function; `NOWHERE` if it is not the user's."""
+    """The first line of a function, from its code object; `NOWHERE` if the function is not the user's."""
     file = getattr(code, "co_filename", "")
     if not file or owner(file) != "user":
         return NOWHERE

@@ -1,4 +1,4 @@
-"""The stages of every `tf.data.Dataset`: the call, its arguments, and its line."""
+"""Records the stages of every `tf.data.Dataset`: the call that created each, its arguments, and its line."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .places import Place, who_called
 from .watch import FACTS, wrap
 
 KEY = "stoker_stage"
-"""The attribute of a dataset that holds its stage."""
+"""Attribute of a dataset that holds its last stage."""
 
 METHODS = (
     "map", "batch", "padded_batch", "ragged_batch", "unbatch", "rebatch", "shuffle", "repeat",
@@ -19,16 +19,16 @@ METHODS = (
     "concatenate", "window", "group_by_window", "bucket_by_sequence_length", "snapshot", "enumerate",
     "scan", "unique", "apply", "with_options", "ignore_errors", "rejection_resample",
 )  # fmt: skip
-"""Methods of a dataset that return another one."""
+"""Methods of a dataset that return a new dataset."""
 
 SOURCES = (
     "from_tensor_slices", "from_tensors", "from_generator", "list_files", "range", "zip",
     "random", "sample_from_datasets", "choose_from_datasets", "load", "counter",
 )  # fmt: skip
-"""Methods of the class that return one."""
+"""Static methods of `tf.data.Dataset` that return a dataset."""
 
 READERS = ("TFRecordDataset", "TextLineDataset", "FixedLengthRecordDataset")
-"""Classes whose instances are themselves sources."""
+"""Classes of `tf.data` whose instances are datasets that read files."""
 
 _KEPT = (
     "num_parallel_calls",
@@ -38,7 +38,7 @@ _KEPT = (
     "count",
     "deterministic",
 )
-"""Recorded arguments, if they are numbers."""
+"""Names of the arguments that are recorded; of a value that is not a number, only its type."""
 
 _ARGUMENTS = {
     "map": ("map_func", "num_parallel_calls"),
@@ -50,7 +50,7 @@ _ARGUMENTS = {
     "cache": ("filename",),
     "interleave": ("map_func", "cycle_length", "block_length", "num_parallel_calls"),
 }
-"""Names of positional arguments."""
+"""Method -> names of its positional arguments."""
 
 _ids = itertools.count(1)
 
@@ -71,19 +71,19 @@ class Stage:
         (self.place, self.maker) = at
         self.arguments, self.inputs = arguments, inputs
         self.python_calls: list[Place] = []
-        """The line of `tf.py_function` or `tf.numpy_function` inside it."""
+        """The lines of `tf.py_function` and `tf.numpy_function` in its function."""
         self.random = False
-        """Whether it draws random numbers."""
+        """Whether it uses random numbers."""
         self.element_bytes: int | None = None
         self.row_bytes: int | None = None
-        """Bytes per row, if only the number of rows of an element is unknown."""
+        """Bytes per row, if the number of rows of an element is unknown but all other dimensions are known."""
         self.dtypes: list[str] = []
         self.operations: list[str] = []
         """Types of the TensorFlow operations in a map's function."""
         self.cardinality = -2
 
     def as_json(self) -> dict[str, Any]:
-        """The stage as facts."""
+        """Return the stage as facts."""
         names = (
             "id", "kind", "place", "maker", "arguments", "python_calls", "random", "element_bytes",
             "row_bytes", "dtypes", "operations", "cardinality",
@@ -93,10 +93,10 @@ class Stage:
 
 _made: list[Stage] = []
 _making: list[Stage] = []
-"""Stages whose call is running; TensorFlow's own calls inside them do not count."""
+"""At most one entry: the stage whose call is running. Datasets that TensorFlow creates inside it are not recorded."""
 
 MAX_STAGES = 500
-"""Most watched stages: a script may make datasets without end."""
+"""Maximum number of recorded stages (10 times as many for the user's own code): a script may create any number."""
 
 
 def install(tf: Any) -> None:
@@ -113,17 +113,17 @@ def install(tf: Any) -> None:
 
 
 def made() -> list[dict[str, Any]]:
-    """Every created stage, as facts."""
+    """Return every recorded stage as facts."""
     return [stage.as_json() for stage in list(_made)]
 
 
 def of(dataset: Any) -> Stage | None:
-    """The last stage of a dataset; None if it was created before we watched, or by others."""
+    """The last stage of a dataset; None if its creation was not watched."""
     return getattr(dataset, KEY, None)
 
 
 def chain(stage: Stage | None) -> list[Stage]:
-    """The stage and everything that it reads, sources last."""
+    """The stage and all stages that it reads, sources last."""
     found: list[Stage] = []
     waiting = [stage] if stage is not None else []
     while waiting:
@@ -135,11 +135,11 @@ def chain(stage: Stage | None) -> list[Stage]:
 
 
 def has_cache(chain: list[Stage], *, of_passes: bool = False) -> bool:
-    """Whether its first pass makes what the later ones read.
+    """Whether a dataset has a cache that its first pass fills and later passes read.
 
     Args:
-        chain: The stages, last one first.
-        of_passes: Whether a pass ends with the data: a dataset that repeats its cache contains its later passes.
+        chain: The stages of the dataset, last stage first.
+        of_passes: Do not count a cache below a `repeat`: a single pass over such a dataset already reads the cache.
     """
     kinds = [stage.kind for stage in chain]
     caches = [number for number, kind in enumerate(kinds) if kind in ("cache", "snapshot")]
@@ -147,7 +147,7 @@ def has_cache(chain: list[Stage], *, of_passes: bool = False) -> bool:
 
 
 def mark_random() -> None:
-    """Mark the stage that is being created, if any, as one that draws random numbers."""
+    """Mark the stage that is being created, if any, as a stage that uses random numbers."""
     if _making:
         _making[-1].random = True
 
@@ -155,7 +155,7 @@ def mark_random() -> None:
 def _makes(
     tf: Any, kind: str, original: Callable[..., Any], *, is_method: bool
 ) -> Callable[..., Any]:
-    """A call that returns a dataset, or creates `self` as one."""
+    """Return a wrapper of a function that returns a dataset, or of a constructor of a dataset."""
 
     def call(*args: Any, **kwargs: Any) -> Any:
         if _making or FACTS.measuring or not tf.executing_eagerly():
@@ -192,13 +192,13 @@ def _begin(
 
 
 def _spread(values: list[Any]) -> list[Any]:
-    """The values, and those inside their tuples, lists and dicts, one level deep."""
+    """The values; tuples, lists and dicts among them are replaced by their items, one level deep."""
     found: list[Any] = []
     for value in values:
         if isinstance(value, dict):
             found.extend(value.values())
         elif isinstance(value, (list, tuple)):
-            # A list may contain a million paths: datasets are at the front of a short one.
+            # A list may contain a million paths, so only its first items are searched: a list of datasets is short.
             found.extend(value[:64])
         else:
             found.append(value)
@@ -218,7 +218,7 @@ def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
     if stage is None:
         return
     with FACTS.guarded():
-        # Keras creates a dozen for each call of fit: they must not displace the user's.
+        # Keras creates a dozen stages for each call of fit: they must not displace the user's stages.
         if len(_made) < (10 * MAX_STAGES if stage.maker == "user" else MAX_STAGES):
             _made.append(stage)
         FACTS.changes += 1
@@ -234,14 +234,14 @@ def _finish(tf: Any, stage: Stage | None, result: Any) -> None:
 
 
 def _operations(dataset: Any) -> list[str]:
-    """Types of the operations in a map's function; empty if TensorFlow stores them elsewhere."""
+    """Types of the operations in a map's function; empty if they cannot be found."""
     function = getattr(getattr(dataset, "_map_func", None), "function", None)
     graph = getattr(function, "graph", None)
     return [] if graph is None else sorted({each.type for each in graph.get_operations()})
 
 
 def _bytes(parts: list[Any], sized: Callable[[Any], Any]) -> int | None:
-    """Bytes of the parts' shapes after `sized`; None if unknown."""
+    """Total bytes of the parts, after `sized` has converted their shapes; None if unknown."""
     size = 0
     for part in parts:
         shape: Any = None if part.shape is None else sized(part.shape)
@@ -253,7 +253,7 @@ def _bytes(parts: list[Any], sized: Callable[[Any], Any]) -> int | None:
 
 
 def _row(shape: Any) -> Any:
-    """The shape of one row, if the number of rows is unknown."""
+    """The shape of one row; None unless the number of rows is unknown."""
     return shape[1:] if shape.rank and shape[0] is None else None
 
 

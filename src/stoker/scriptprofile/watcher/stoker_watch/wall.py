@@ -1,7 +1,7 @@
-"""Splits the process's wall time: imports, `fit`, validation, predict, callbacks, saving.
+"""Splits the process's wall time: imports, `fit`, validation, evaluate, predict, callbacks, saving.
 
-Each moment counts for the innermost part that runs in the main thread, so no time counts
-twice; the rest is the script's own.
+Each moment counts for the innermost part that runs in the main thread, so no time counts twice. The rest of the time is
+the script's own code.
 """
 
 from __future__ import annotations
@@ -19,21 +19,21 @@ from .places import NOWHERE, Place, of_code
 from .watch import wrap
 
 EPOCH_HOOKS = ("on_train_begin", "on_train_end", "on_epoch_begin", "on_epoch_end")
-"""Methods of `keras.callbacks.Callback` that are rarely called between steps."""
+"""Methods of `keras.callbacks.Callback` that are called once per epoch or training, not for each batch."""
 
 
 class Wall:
-    """Seconds by kind and line."""
+    """Wall time and CPU time of the main thread's work, by kind and line."""
 
     def __init__(self) -> None:
         self._spent: dict[tuple[str, Place], list[float]] = {}
         """Kind and line -> wall seconds, CPU seconds, calls."""
         self._open: list[list[Any]] = []
-        """Key, start on both clocks, and the time of nested parts on both."""
+        """The running parts, outermost first: key, wall and CPU time at the start, wall and CPU time of nested parts."""
 
     @contextmanager
     def part(self, kind: str, at: Place = NOWHERE) -> Iterator[None]:
-        """Count the body as this kind; only in the main thread."""
+        """Count the time of the `with` body as this kind; in other threads, do nothing."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -52,7 +52,7 @@ class Wall:
                 self._open[-1][4] += cpu_s
 
     def as_json(self) -> dict[str, Any]:
-        """As facts; open parts count up to now."""
+        """Return all parts as facts; running parts count up to now."""
         found = {key: list(spent) for key, spent in list(self._spent.items())}
         now_s, now_cpu_s = time.monotonic(), time.process_time()
         inner_s = inner_cpu_s = 0.0
@@ -75,7 +75,12 @@ class Wall:
     def around_method(
         self, kind: Callable[[], str], where: Callable[[], Place]
     ) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
-        """Return a wrapper that counts a function as a part."""
+        """Return a function that wraps a method so that its calls count as parts.
+
+        Args:
+            kind: Returns the kind of a call.
+            where: Returns the line of a call.
+        """
 
         def make(original: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **kwargs: Any) -> Any:
@@ -98,32 +103,32 @@ def _since_start_s() -> float:
 
 
 WALL = Wall()
-"""Name of this process's part."""
+"""The wall time of this process."""
 
 
 HOOKS = ("on_batch_begin", "on_train_batch_begin", "on_batch_end", "on_train_batch_end")
-"""Hooks of `keras.callbacks.Callback`."""
+"""Methods of `keras.callbacks.Callback` that are called for each batch of the training."""
 
 
 class BatchHooks:
-    """Durations of the hooks of one `fit`."""
+    """Measures the callbacks' methods for batches during one `fit`."""
 
     def __init__(self) -> None:
         self.seconds: dict[tuple[str, str, Place], float] = {}
-        """Class, hook and its line -> seconds."""
+        """Class, method, and line of the method -> seconds."""
         self.counts = False
-        """Whether steps count already: the first ones trace and compile."""
+        """Whether the warm-up is over; times before that do not count."""
         self._thread = 0
         self._inside = False
 
     def watch(self, keras: Any, given: Any) -> None:
-        """Time what these callbacks do for each batch.
+        """Start to time the methods of these callbacks for batches.
 
         Args:
             keras: The module.
             given: The argument `callbacks` of `fit`.
         """
-        global _current  # a hook belongs to the class, and does not know its fit
+        global _current  # a wrapped method belongs to the callback's class, and does not know its `fit`
         self._thread, self._inside = get_ident(), False
         plain = keras.callbacks.Callback
         for callback in _flat(keras, given):
@@ -134,19 +139,19 @@ class BatchHooks:
         _current = self
 
     def end(self) -> None:
-        """The call of `fit` is over."""
+        """Stop to time: the call of `fit` is over."""
         global _current
         _current = None
 
     def as_json(self) -> list[dict[str, Any]]:
-        """As facts."""
+        """Return the times as facts."""
         return [
             {"name": name, "hook": hook, "place": place, "seconds": seconds}
             for (name, hook, place), seconds in list(self.seconds.items())
         ]
 
     def call(self, original: Callable[..., Any], name: str, args: Any, kwargs: Any) -> Any:
-        """Call a hook; hooks that it calls itself are not counted."""
+        """Call a method of a callback, and add its time; methods that it calls itself do not count again."""
         if not self.counts or self._inside or get_ident() != self._thread:
             return original(*args, **kwargs)
         self._inside, begun_s = True, time.perf_counter()
@@ -159,7 +164,7 @@ class BatchHooks:
 
 
 _current: BatchHooks | None = None
-"""The hooks of the running `fit`."""
+"""The times of the running `fit`."""
 
 
 def _flat(keras: Any, given: Any) -> Iterator[Any]:
@@ -186,16 +191,17 @@ _CORES = {f"cpu{core}" for core in os.sched_getaffinity(0)}
 
 
 class Moment(NamedTuple):
-    """Sums so far, seconds."""
+    """The state of all clocks at one moment: sums since some start, seconds."""
 
     wall_s: float
     run_s: float
     """CPU time of the calling thread."""
     wait_s: float
-    """Time that it waited for a core."""
+    """Time that the calling thread waited for a core."""
     others_run_s: float
-    """The same of all other threads of this process."""
+    """CPU time of all other threads of this process."""
     others_wait_s: float
+    """Time that all other threads of this process waited for a core."""
     cores_busy_s: float
     """CPU time of all programs on the cores that this process may use."""
     own_s: float
@@ -203,12 +209,12 @@ class Moment(NamedTuple):
 
 
 def now() -> Moment | None:
-    """The current sums; None if Linux does not record them. It takes 0.2 ms for 10 threads."""
+    """Read all clocks; None if Linux does not record them. This takes 0.2 ms for 10 threads."""
     try:
         run_s, wait_s = _schedstat("/proc/thread-self")
         ran_s = waited_s = 0.0
         for thread in os.listdir(_TASKS):  # noqa: PTH208 - importing pathlib slows the script's start
-            # A thread may end meanwhile.
+            # A thread may have ended since the list was read.
             with suppress(OSError):
                 each_run_s, each_wait_s = _schedstat(f"{_TASKS}/{thread}")
                 ran_s, waited_s = ran_s + each_run_s, waited_s + each_wait_s
@@ -228,50 +234,50 @@ def _schedstat(folder: str) -> tuple[float, float]:
 def _cores_busy_s() -> float:
     with open("/proc/stat") as stream:  # noqa: PTH123 - as above
         rows = [line.split() for line in stream if line.startswith("cpu")]
-    # user, nice, system, irq, softirq
+    # Columns of /proc/stat: user, nice, system, irq, softirq.
     kinds = (1, 2, 3, 6, 7)
     ticks = (int(row[kind]) for row in rows if row[0] in _CORES for kind in kinds)
     return sum(ticks) * _TICK_S
 
 
 class Span(NamedTuple):
-    """What other programs took of a time span; all zero if unknown."""
+    """A time span, and how much of it other programs took, seconds; all zero if unknown."""
 
     wall_s: float = 0.0
     run_s: float = 0.0
     """CPU time of the calling thread."""
     wait_s: float = 0.0
-    """Time that it waited for a core that another program had."""
+    """Time that the calling thread waited for a core that another program used."""
     away_s: float = 0.0
     """The part of the wall time that other programs caused."""
 
     def away(self) -> float:
-        """The share of its wall time, in [0, 1)."""
+        """`away_s` as a share of the wall time, in [0, 1]."""
         return self.away_s / self.wall_s if self.wall_s > 0 else 0.0
 
 
 class Load:
-    """The load of this machine by other programs, since this process has been watched."""
+    """The load on this machine from other programs, since this process is watched."""
 
     def __init__(self) -> None:
         self._begun: Moment | None = None
         self._began_session_s = 0.0
         self._helped = 1.0
-        """CPU time of this process and of all processes of its command, by its own."""
+        """CPU time of all processes of the command, divided by that of this process; at least 1."""
 
     def begin(self) -> None:
-        """Count from here."""
+        """Start to count from now."""
         self._begun, self._began_session_s = now(), _session_s()
         self._helped = 1.0
 
     def share_of_others(self, spent: Moment) -> float:
-        """Of the busy time of all cores, the part that no process of the command took, in [0, 1]."""
+        """Share of the busy time of all cores that was taken by other programs than the command, in [0, 1]."""
         if spent.cores_busy_s <= 0:
             return 0.0
         return min(1.0, max(0.0, 1.0 - self._helped * spent.own_s / spent.cores_busy_s))
 
     def between(self, begun: Moment | None, ended: Moment | None) -> Span:
-        """What other programs took between two moments of the same thread."""
+        """Return how much time other programs took between two moments of the same thread."""
         if begun is None or ended is None:
             return Span()
         spent = Moment(*(max(0.0, last - first) for first, last in zip(begun, ended, strict=True)))
@@ -279,13 +285,14 @@ class Load:
         wait_s, behind_s = spent.wait_s * share, spent.others_wait_s * share
         blocked_s = max(0.0, spent.wall_s - spent.run_s - spent.wait_s)
         if behind_s > 0:
-            # Threads that it waits for have themselves waited: several at once, or in turn.
+            # While this thread was blocked, other threads of the process worked and waited for cores. Of the
+            # blocked time, only the share that they waited is due to other programs.
             behind_s = min(behind_s, blocked_s * behind_s / (spent.others_run_s + behind_s))
         away_s = min(wait_s + behind_s, max(0.0, spent.wall_s - spent.run_s))
         return Span(spent.wall_s, spent.run_s, wait_s, away_s)
 
     def as_json(self) -> dict[str, Any]:
-        """As facts: how long threads of this process ran, and waited for a core that another program had."""
+        """Return as facts how long the threads of this process ran, and waited for a core of another program."""
         ended = now()
         if self._begun is None or ended is None:
             return {}
@@ -297,7 +304,7 @@ class Load:
 
 
 def _session_s() -> float:
-    """CPU time of all processes of this session, which is the command's, and of ended ones."""
+    """CPU time of all processes of the command (they share its session), with their ended children, seconds."""
     session, found = str(os.getsid(0)), 0
     for process in os.listdir("/proc"):  # noqa: PTH208 - as above
         if process.isdigit():
@@ -309,4 +316,4 @@ def _session_s() -> float:
 
 
 LOAD = Load()
-"""Of this process."""
+"""The load during the watch of this process."""

@@ -1,4 +1,4 @@
-"""Watches this process: starts when the script imports TensorFlow or Keras, and writes what it observes."""
+"""Collects the observations about this process and writes them to a file, in a thread of its own."""
 
 from __future__ import annotations
 
@@ -15,39 +15,39 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 VERSION = 1
-"""Version of the file format; the reader refuses others."""
+"""Version of the file format; the reader ignores files of other versions."""
 
 LOOK_EVERY_S = 0.2
-"""Interval of the checks for a request for the facts, seconds: 5 times `os.path.exists` a second."""
+"""Interval between two checks whether the facts are requested, seconds."""
 
 WRITE_EVERY_S = 1.0
-"""Shortest interval between two writes of the facts, seconds, for a process that is killed later."""
+"""Minimum interval between two regular writes of the facts, seconds; they are written in case the process is killed."""
 
 WRITE_SHARE = 0.0005
-"""Largest share of a script's time for writing: the script's own thread waits meanwhile."""
+"""Maximum share of the script's time that regular writes take: the script's own thread waits for them."""
 
 MAX_FAILURES = 20
 
 
 class Facts:
-    """Collects parts, writes them as one file, and records failures of the watcher."""
+    """Collects the parts of the facts, writes them to one file, and records failures of the watcher."""
 
     def __init__(self) -> None:
         self.folder = ""
         self.failures: list[str] = []
         self.parts: dict[str, Callable[[], Any]] = {}
         self.forgets: list[Callable[[], None]] = []
-        """Called in a forked child, to forget its parent's training."""
+        """Functions that a forked child calls to forget the training of its parent."""
         self.looks: list[Callable[[], None]] = []
-        """Called by our own thread in each of its rounds."""
+        """Functions that the watcher's thread calls every LOOK_EVERY_S."""
         self.ends: list[Callable[[], None]] = []
-        """Called before the process ends."""
+        """Functions that are called before the process ends."""
         self.on = False
-        """Whether something is watched in this process."""
+        """Whether this process is watched."""
         self.measuring = False
-        """Whether the watcher is running the script's step."""
+        """Whether the watcher itself is running the script's step."""
         self.changes = 0
-        """Grows with every step: unchanged facts are not written again."""
+        """Counter that grows with every change, e.g. every step: unchanged facts are not written again."""
         self._pid = 0
         self._lock = threading.Lock()
 
@@ -55,18 +55,18 @@ class Facts:
         """Watch this process; a second call does nothing."""
         if self.on:
             return
-        # Here: a program that does not import TensorFlow does not pay for it.
+        # Imported here: in a program without TensorFlow, this import would cost time for nothing.
         from multiprocessing import util
 
         self.on = True
         atexit.register(self._at_exit)
         os.register_at_fork(after_in_child=self._begin_here)
-        # A child of multiprocessing ends without running functions registered at exit.
+        # A child process of multiprocessing does not run functions that were registered with atexit.
         util.register_after_fork(self, lambda _: util.Finalize(None, self.write, exitpriority=0))
         self._begin_here()
 
     def _begin_here(self) -> None:
-        """Start in this process, which may be a forked child: nothing of its parent's belongs to it."""
+        """Start in this process. It may be a forked child, so first forget all observations about the parent."""
         self._pid, self._lock = os.getpid(), threading.Lock()
         self.failures.clear()
         with self.guarded():
@@ -76,14 +76,14 @@ class Facts:
 
     @contextlib.contextmanager
     def guarded(self) -> Iterator[None]:
-        """Errors inside are recorded; the script continues."""
+        """Record an error in the `with` body instead of raising it: the script continues."""
         try:
             yield
         except Exception as error:  # noqa: BLE001 - see above
             self.failed(error)
 
     def failed(self, error: Exception) -> None:
-        """Record a fault of the watcher."""
+        """Record an error of the watcher itself."""
         if len(self.failures) < MAX_FAILURES:
             trace = error.__traceback__
             while trace is not None and trace.tb_next is not None:
@@ -95,14 +95,14 @@ class Facts:
             self.failures.append(f"{type(error).__name__}: {error}{at}")
 
     def write(self) -> None:
-        """Write the complete file, or nothing."""
+        """Write the facts to their file, completely or not at all."""
         if not self.on or os.getpid() != self._pid:
             return
         with self._lock, contextlib.suppress(OSError):
             facts: dict[str, Any] = {
                 "version": VERSION,
                 "pid": self._pid,
-                # Linux counts it in KiB.
+                # Linux reports this value in KiB.
                 "peak_memory_bytes": 1024 * resource.getrusage(resource.RUSAGE_SELF).ru_maxrss,
             }
             for name, part in list(self.parts.items()):
@@ -133,7 +133,7 @@ class Facts:
             if requested or due:
                 written_s, written = time.monotonic(), self.changes
                 begun_s = time.thread_time()
-                # Another thread may add entries meanwhile and change the size: try again.
+                # Fails if another thread adds entries at the same time; the facts are then written later.
                 with self.guarded():
                     self.write()
                 every_s = max(WRITE_EVERY_S, (time.thread_time() - begun_s) / WRITE_SHARE)
@@ -156,7 +156,7 @@ def _plain(value: Any) -> Any:
 
 
 FACTS = Facts()
-"""Of this process."""
+"""The facts about this process."""
 
 
 def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
@@ -173,8 +173,8 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
         return
     wrapped = functools.wraps(original)(make(original))
     wrapped.stoker_original = original  # type: ignore[attr-defined]  # an attribute that the stubs do not know
-    # Keras asks what a layer's __init__ takes in a way that looks at no wrapper's original.
-    import inspect  # a program without TensorFlow does not pay for it
+    # Keras inspects the arguments of a layer's __init__ without following `__wrapped__`, so set the signature.
+    import inspect  # here: in a program without TensorFlow, this import would cost time for nothing
 
     with contextlib.suppress(TypeError, ValueError):
         wrapped.__signature__ = inspect.signature(original)  # type: ignore[attr-defined]  # an attribute that the stubs do not know
@@ -183,6 +183,6 @@ def wrap(owner: Any, name: str, make: Callable[[Callable[..., Any]], Callable[..
 
 
 def _definer(owner: Any, name: str) -> Any:
-    """The class that defines a method: Keras compares a model's with its base's, to find overrides."""
+    """The class that defines a method: wrapping it in a subclass would look like an override to Keras."""
     classes = owner.__mro__ if isinstance(owner, type) else ()
     return next((each for each in classes if name in vars(each) and each is not object), owner)
