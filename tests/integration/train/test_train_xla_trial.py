@@ -283,7 +283,7 @@ def test_where_memory_runs_out_the_trial_ends_and_the_batch_stays(
 
     result, built = run(dataset, transform, tmp_path / "tried", function=tiny)
 
-    assert lines(caplog) == ["XLA: not used, memory ran out while it was tried"]
+    assert lines(caplog) == ["XLA: not used, memory ran out during the trial"]
     assert result.health["reductions"] == []
     assert position_of(tmp_path / "tried")["batch_size"] == 32
     for one, other in zip(weights(built), weights(plain), strict=True):
