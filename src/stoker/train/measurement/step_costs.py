@@ -68,7 +68,7 @@ def _on_a_gpu(factor: tf.Tensor) -> None:
 def _rate(
     work: Callable[[], None], flops: float, clock: Callable[[], float], seconds: float
 ) -> float:
-    work()  # finds the kernel, and wakes the device
+    work()  # the first call selects the kernel, and wakes the device
     times, begun_s = 0, clock()
     while (took_s := clock() - begun_s) < seconds or not times:
         work()
@@ -95,7 +95,7 @@ def prefetched_elements(iterator: Any) -> float | None:
     while number in model.nodes:
         node = model.nodes[number]
         ready += node.buffered_elements / per_element
-        # Buffers before a stage that changes the number of elements, e.g. a filter, are not counted.
+        # If a stage drops or adds elements, e.g. a filter, its ratio is unknown: stop before it.
         known = node.ratio > 0
         if not known or not node.inputs or node.name.startswith("Shuffle"):
             break
