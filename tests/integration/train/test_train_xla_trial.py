@@ -206,7 +206,7 @@ def test_the_slower_step_goes_and_a_resumed_run_does_not_try_again(
     assert not result.resolved.xla
     assert not more.xla["used"]
     (said,) = lines(caplog)
-    assert said.endswith("ms a step), not used")
+    assert said.endswith("ms per step), not used")
     require_close(built, plain)
 
 

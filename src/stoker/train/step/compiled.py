@@ -231,7 +231,7 @@ class CompiledStep:
             return "several replicas train"
         if has_custom_train_step(self.setup.built.model):
             return "the model has a train_step of its own"
-        # Any other shape would be compiled while the device waits.
+        # If shapes were not known before, XLA would compile a new shape while the device waits.
         source = self.source
         known = source.fixed if isinstance(source.feed, OwnFeed) else source.fixed_samples
         return "" if known else "batches differ in shape"
@@ -351,7 +351,7 @@ class CompiledStep:
     @cached_property
     def _run_resident(self) -> RunResident:
         sample = first_share(self.source.sample, self.setup.distribution)
-        # If an element holds the rows of a call, the rows of a step are known only when it runs.
+        # If an element contains the rows of a whole call, the rows of a step are known only at run time.
         fixed = self.source.fixed and not self.source.feed.whole_calls
         return make_run_resident(self.program.step, sample, fixed=fixed)
 
@@ -379,7 +379,7 @@ def _calls(setup: RunSetup, feed: TrainFeed, position: Position) -> Calls:
     per_call, size = setup.resolved.steps_per_call, setup.resolved.global_batch
     per_epoch = -(-position.per_epoch // per_call)
     return Calls(
-        # A step of a user's own dataset is one of its batches, whatever its size.
+        # A step of a user-defined dataset is one batch of the dataset, of any size.
         rows=position.per_epoch * size if isinstance(feed, OwnFeed | WholeFeed) else feed.rows,
         batch_size=size,
         steps_per_call=per_call,
