@@ -191,7 +191,7 @@ def _transposes(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
 
 
 def _of_fused_batch_norm(found: DeviceTime) -> bool:
-    """Whether transposes belong to TensorFlow's fused BatchNormalization, whose name their operations have."""
+    """Whether a transpose comes from TensorFlow's fused BatchNormalization, judged by the kernel's name."""
     return any(
         each.kind == "transposes" and "(FusedBatchNorm" in each.name for each in found.kernels
     )

@@ -233,7 +233,7 @@ def loop_iterations(outer: Body, loop: Any, *, library: dict[str, Body]) -> Iter
 def _conjunction(
     condition: Body, reference: str, *, library: dict[str, Body]
 ) -> Iterator[Any | None]:
-    """The nodes of a loop's condition that must all be true; None for each that is not known."""
+    """The nodes that must all be true for a loop to continue; None in place of an unknown one."""
     node, _ = condition.source(reference)
     if node is None:
         yield None

@@ -134,11 +134,10 @@ class Parity:
     """Whether the settings change the curves by no more than another seed does."""
 
     differ_by: float
-    """Maximum over the seeds of the mean distance between a seed's two curves, in their second half."""
+    """Mean distance between a seed's two curves in their second half; the maximum over all seeds."""
 
     seeds_differ_by: float
-    """Maximum over pairs of seeds of the mean distance between their curves with the first setting, in the
-    second half."""
+    """The same between the curves of two seeds with the first setting; the maximum over all pairs of seeds."""
 
     why: str
     """The result as a clause."""

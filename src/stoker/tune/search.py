@@ -178,7 +178,7 @@ class _Search:
         self._threshold = 1.0
         self._noise = SAME
         self._retried: set[str] = set()
-        """Names of levers during whose trial the current process has died once."""
+        """Names of levers that were tried when the current trial failed; each is tried only once more."""
         self.log("measuring the experiment as it is")
         self.current = self.open({})
         """The trial with the kept settings."""

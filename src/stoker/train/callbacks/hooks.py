@@ -41,7 +41,8 @@ def needs_every_step(callback: Callback) -> bool:
         return bool(callback.save_freq != "epoch")
     if type(callback) is keras.callbacks.TensorBoard:
         return bool(callback.update_freq != "epoch")
-    # Not TerminateOnNaN: a loss that is not finite ends the call, and stays in the mean of the epoch.
+    # TerminateOnNaN can be called once per call: a loss that is not finite ends the call, and the mean loss
+    # of the epoch stays not finite.
     return type(callback) not in (keras.callbacks.TerminateOnNaN, keras.callbacks.ProgbarLogger)
 
 

@@ -38,7 +38,7 @@ _CODES = {
 _NAMES = {code: name for name, code in _CODES.items()}
 
 _LENGTH_BYTES = 8
-"""Number of bytes of the field with the header's length, a little-endian number."""
+"""A file begins with the length of its header, a little-endian number of this many bytes."""
 
 _ALIGNMENT = 8
 """Size of the largest item of any dtype, bytes: a multiple of it is aligned for every dtype."""

@@ -69,7 +69,7 @@ from stoker.train.step.xla_trial import CallPlan, XlaTrial
 _LOG = logging.getLogger(__name__)
 
 EVAL_BATCHES = 4
-"""Number of training batches in a validation batch, which can be larger because it needs no gradients."""
+"""A validation batch is this many times as large as a training batch, because it needs no gradients."""
 
 AVERAGE = "ema"
 """Group of a checkpoint's variables that contains the moving average of the weights."""
