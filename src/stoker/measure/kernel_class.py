@@ -95,7 +95,7 @@ _COPIES = re.compile(
 """Events of the driver that are not kernels: `MemcpyD2D`, `[CUDA memcpy HtoD]`, `cudaMemcpyAsync`."""
 
 _NAMES: tuple[tuple[KernelClass, re.Pattern[str]], ...] = (
-    # XLA's for a copy that leaves the layout unchanged.
+    # XLA's kernel for a copy that leaves the layout unchanged.
     ("copies", re.compile(r"^(wrapped|loop)_copy(_fusion)?(_\d+)?$|^memcpy", re.IGNORECASE)),
     ("collectives", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)),
     # Searches for the fastest kernel; not part of a step.

@@ -54,7 +54,8 @@ class Lock:
 
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
-    """busy_fraction, input_wait, samples_per_s, step_s, epoch_s, usd_per_epoch."""
+    """Figures before and after the tuning: busy_fraction, input_wait, samples_per_s, step_s, epoch_s,
+    usd_per_epoch."""
 
     tuned: dict[str, Any] = field(default_factory=dict)
     """Time and duration of the tuning, versions, and the path of the ledger."""

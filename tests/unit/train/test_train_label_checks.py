@@ -226,7 +226,10 @@ def test_a_ratio_to_a_label_of_0_and_rows_that_evaluate_refuses_are_warnings() -
     )
 
     assert "divides by the label, but the label of train is 0 in 2 rows" in ratio.message
-    assert (several.kind, "`evaluate` refuses them" in several.message) == ("label_sum", True)
+    assert (several.kind, "`stoker evaluate` refuses them" in several.message) == (
+        "label_sum",
+        True,
+    )
 
 
 def test_labels_that_are_never_set_and_mostly_zeros_are_warnings() -> None:

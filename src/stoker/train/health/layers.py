@@ -87,7 +87,7 @@ def first_bad_values(
 
 @dataclass(kw_only=True, slots=True)
 class _Call:
-    """A call of a layer. `begin` and `end` are running numbers, which show what calls contain others."""
+    """A call of a layer. `begin` and `end` are running numbers, which show which calls contain other calls."""
 
     path: str
     layer: Any

@@ -119,7 +119,9 @@ class VirtualWorkers:
             return size, before, tf.maximum(rows - before, 0)
         local = self.distribution.local_replicas
         before = tf.math.floormod(replica, local) * here * self.batch_size
-        has_own = rows <= local * here * self.batch_size  # else see `Calls.share_rows`
+        has_own = (
+            rows <= local * here * self.batch_size
+        )  # if not, see `Calls.share_rows`: these rows must not count
         return (
             tf.constant(self.batch_size),
             before,
