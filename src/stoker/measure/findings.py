@@ -101,7 +101,7 @@ class DeviceFinding:
 def nhwc_is_allowed() -> bool:
     """Whether TensorFlow may use cuDNN to normalize NHWC in Stoker's processes.
 
-    Stoker's processes set the environment variable to 1 if it is unset.
+    Stoker's processes set the environment variable of cuDNN's persistent kernel to 1 if it is unset.
     """
     return os.environ.get(PERSISTENT, "1").lower() in ("1", "true")
 
