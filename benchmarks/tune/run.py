@@ -64,7 +64,7 @@ def recipe(into: Path) -> Path:
 def against_hand(folder: Path, settings: dict[str, Any]) -> tuple[Any, str]:
     """The tuned training against the one by hand, in turn."""
     trials = Trials(load_experiment(folder), folder / "trials", progress=print)
-    limits = TrialLimits(left_s=lambda: LONG_S, most_s=LONG_S, window_s=WINDOW_S)
+    limits = TrialLimits(left_s=lambda: LONG_S, max_s=LONG_S, window_s=WINDOW_S)
     trial = trials.open(settings, name="tuned", limits=limits)
     by_hand = TrialProcess(
         {"recipe": str(folder)},
@@ -178,7 +178,7 @@ def disturbance(scratch: Path) -> list[Figure]:
 
 
 def _waterfall(report: Path) -> str:
-    """The first picture of a report: samples a second, lever by lever."""
+    """The first picture of a report: samples per second, lever by lever."""
     text = report.read_text()
     begin = text.index("<svg")
     picture = text[begin : text.index("</svg>", begin) + len("</svg>")]

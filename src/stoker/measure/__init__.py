@@ -1,1 +1,1 @@
-"""The operations that a model needs, and what the device does: peak rate, MFU, kernel time."""
+"""Counts the operations of a model, and measures a device: peak rate, MFU, time by kernel class."""

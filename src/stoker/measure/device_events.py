@@ -1,8 +1,8 @@
 """Reads a trace of TensorFlow's profiler: what ran on each device, with start and end times.
 
 The file is an `XSpace` (`tensorflow.tsl.profiler.protobuf.xplane_pb2`). A GPU has a plane
-`/device:GPU:0` with a line for each stream (`Stream #13(Kernel)`). Other lines of the plane are
-sums over those, and are skipped.
+`/device:GPU:0` with a line for each stream (`Stream #13(Kernel)`). Other lines of the plane sum up
+the streams, and are skipped.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from stoker.measure.kernel_class import Kernel, class_of, only_casts
 
 GPU_PLANE, HOST_PLANE, METADATA_PLANE = "/device:GPU:", "/host:CPU", "/host:metadata"
 STREAM = "Stream #"
-"""Prefix of the name of a line that holds a stream's events."""
+"""Prefix of the names of lines that hold a stream's events."""
 
 MAX_EVENTS = 400_000
-"""Approximate limit on events read per device; of a larger trace only the first part is used."""
+"""Approximate maximum number of events to read per device; only the first part of a larger trace is read."""
 
 _RUNS_OTHERS = re.compile(
     r"^(While|StatelessWhile|If|StatelessIf|Case|StatelessCase|(Stateful)?PartitionedCall"
     r"|RemoteCall|SymbolicGradient|XlaLaunch|_?XlaRun|_?XlaCompile|MapDefun|__\w+)$"
 )
-"""Operations whose events contain those of other operations."""
+"""Operations whose events contain the events of other operations."""
 
 _WAITS = re.compile(
     r"^(IteratorGetNext\w*|OptionalGetValue|(Eager)?PyFunc\w*|_?(Host)?Recv|ReduceDataset)$"
@@ -38,7 +38,7 @@ _OPERATION = re.compile(r"^[^:\s]+:[A-Za-z_][\w>]*$")
 
 
 class TraceError(Exception):
-    """The trace cannot be read; the message is a clause for the user."""
+    """The trace cannot be taken or read; the message is a clause for the user."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,7 +58,7 @@ class DeviceEvents:
     """`GPU:0`; `CPU` if CPU operations were read instead."""
 
     events: tuple[Event, ...]
-    """In any order; events of different streams may overlap."""
+    """The events, in any order; events of different streams may overlap."""
 
 
 def read_events(data: bytes, *, of_cpu: bool = False) -> list[DeviceEvents]:
@@ -69,10 +69,10 @@ def read_events(data: bytes, *, of_cpu: bool = False) -> list[DeviceEvents]:
         of_cpu: Read CPU operations as if they were kernels.
 
     Returns:
-        Each device that ran anything, at least one.
+        The events of each device that ran anything; at least one device.
 
     Raises:
-        TraceError: the trace is damaged, or has no events of such a device.
+        TraceError: the trace is damaged, or has no events of a GPU (with `of_cpu`: of the CPU).
     """
     from google.protobuf.message import DecodeError
     from tensorflow.tsl.profiler.protobuf import xplane_pb2
@@ -102,7 +102,7 @@ def read_events(data: bytes, *, of_cpu: bool = False) -> list[DeviceEvents]:
 
 
 def _that_compute(devices: list[DeviceEvents]) -> list[DeviceEvents]:
-    """Devices that ran kernels, not only copies to keep them alive; all devices if none did."""
+    """Devices that ran kernels, and not only memory copies; all devices if none ran a kernel."""
     computing = [
         each for each in devices if any(class_of(event.kernel) != "copies" for event in each.events)
     ]
@@ -126,7 +126,7 @@ def _programs(space: Any) -> _Programs:
                 try:
                     program = hlo_pb2.HloProto.FromString(stat.bytes_value)
                 except DecodeError:
-                    continue  # kernels keep their names
+                    continue  # the kernels of this program are classified by their names
                 found[program.hlo_module.name] = hlo_ops(program.hlo_module)
     return found
 
@@ -147,7 +147,7 @@ def _of_cpu(plane: Any, programs: _Programs) -> Iterator[Event]:
 
 
 def _in_time(lines: Sequence[Any]) -> Iterator[tuple[Any, Any]]:
-    """The events of lines; if there are too many, those in the first part of the time."""
+    """The events of lines; if there are too many, only events in the first part of the trace."""
     total = sum(len(line.events) for line in lines)
     until_ps = None
     if total > MAX_EVENTS:
@@ -170,7 +170,7 @@ def _timed(line: Any, event: Any, kernel: Kernel) -> Iterator[Event]:
 
 
 class _Kernels:
-    """Creates kernels from a plane's events, one object for each kind."""
+    """Creates `Kernel`s from a plane's events; equal events share a `Kernel`."""
 
     def __init__(self, plane: Any, programs: _Programs) -> None:
         self._names = {key: each.name for key, each in plane.event_metadata.items()}
@@ -179,7 +179,7 @@ class _Kernels:
         self._made: dict[tuple[str, ...], Kernel] = {}
 
     def of_gpu(self, event: Any) -> Kernel:
-        stats = self._told(event.stats)
+        stats = self._texts(event.stats)
         name = self._names.get(event.metadata_id, "")
         op = stats.get("tf_op") or stats.get("annotation", "").partition("#")[0]
         key = (name, op, stats.get("hlo_module", ""), stats.get("hlo_op", ""))
@@ -189,7 +189,7 @@ class _Kernels:
 
     def of_cpu(self, event: Any) -> Kernel | None:
         name = self._names.get(event.metadata_id, "")
-        stats = self._told(event.stats)
+        stats = self._texts(event.stats)
         if "hlo_op" in stats:
             if name.startswith("end: "):
                 return None
@@ -219,10 +219,10 @@ class _Kernels:
         )
 
     def _program(self, module: str) -> Mapping[str, HloOp]:
-        # Some versions append the program's number to its name.
+        # Some versions of TensorFlow append the program's number to its name.
         return self._programs.get(module) or self._programs.get(re.sub(r"\(\d+\)$", "", module), {})
 
-    def _told(self, stats: Sequence[Any]) -> dict[str, str]:
+    def _texts(self, stats: Sequence[Any]) -> dict[str, str]:
         return {
             self._stats.get(stat.metadata_id, ""): self._text(stat)
             for stat in stats

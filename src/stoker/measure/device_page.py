@@ -13,7 +13,7 @@ from stoker.pages.numbers import percent, seconds
 from stoker.pages.table import Code, Number, table
 
 OF_CPU = "These are operations of the CPU, and not kernels of a GPU."
-"""Note for CPU operations in place of kernels."""
+"""Note on a page if CPU operations were traced in place of kernels."""
 
 
 def finding_section(finding: DeviceFinding | None) -> Html:
@@ -22,11 +22,11 @@ def finding_section(finding: DeviceFinding | None) -> Html:
 
 
 def device_section(found: DeviceTime | None, *, why: str = "") -> Html:
-    """The section of a page; empty without a device to trace.
+    """The section of a page about device time; it has only a title without a device to trace.
 
     Args:
-        found: The device time.
-        why: Why there is none.
+        found: The device time; None if it was not measured.
+        why: Why it was not measured; empty without a device to trace.
     """
     missing = [paragraph(f"Not measured: {why}.")] if why else []
     return section("Where the device's time goes", *(_parts(found) if found else missing))
@@ -58,12 +58,12 @@ def summary(found: DeviceTime) -> str:
 
 
 def class_rows(found: DeviceTime) -> list[tuple[str, str]]:
-    """Class and share, for a terminal."""
+    """The label of each kernel class and its share of the device time, as text for a terminal."""
     return [(label, percent(share)) for label, share in found.rows()]
 
 
 def layer_rows(found: DeviceTime) -> list[tuple[str, str, str]]:
-    """Layer, its most expensive class, and its share of the device time."""
+    """For each layer: its path, its most expensive class, and its share of the device time."""
     rows = []
     for each in found.layers:
         kind = max(each.kinds, key=lambda name: each.kinds[name])

@@ -1,7 +1,7 @@
 """Splits a device's time by kernel class, by kernel and by layer, from a trace.
 
-Streams run in parallel, so each moment counts for one kernel only: of those that run, the one whose
-class comes first in `CLASSES`. So the parts and the idle time add up to the whole.
+Streams run in parallel, but each moment counts for only one of the running kernels: the kernel whose
+class comes first in `CLASSES`. So the classes and the idle time add up to the whole time.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ _WRAPPERS = re.compile(
     r"^(gradient_tape|gradients|while|body|cond|then|else|branch|(Stateful)?PartitionedCall"
     r"|replica_\d+|_\d+|cond_\d+|while_\d+|jit\(.*\)|XLA_.*)$"
 )
-"""Parts of a name that say how the operation is run, not where it belongs, unless they name a layer."""
+"""Parts of an operation's name that do not name its layer, unless the model has a layer of this name."""
 
 UNKNOWN_PARTS = 2
-"""Parts of a name that are shown if the layers are unknown: the model and its outer layer."""
+"""Number of parts of a name that are shown if the layers are unknown: the model and its outer layer."""
 
 
 class LayerNames:
@@ -39,7 +39,7 @@ class LayerNames:
 
         Args:
             paths: Layer paths such as `block1/attention`; empty if unknown.
-            scopes: Names of all operations.
+            scopes: Names of all operations in the trace.
         """
         self._paths: dict[str, list[str]] = {}
         for path in paths:
@@ -51,7 +51,7 @@ class LayerNames:
         )
 
     def layer_of(self, scope: str) -> str:
-        """The path of the innermost layer; if no layer is known, the outer parts of the name."""
+        """The path of the operation's innermost layer; if no layer is known, the outer parts of its name."""
         parts = [
             part
             for part in scope.split("/")
@@ -73,18 +73,18 @@ class LayerNames:
 
 
 IDLE = "idle"
-"""The share of the time in which nothing runs."""
+"""Key of `DeviceTime.shares` for the time in which nothing runs."""
 
 TOP = 12
-"""Kernels and layers that are listed."""
+"""Number of kernels, and number of layers, that are listed."""
 
 TOP_OF_CLASS = 2
-"""Layers with the most time of each class; they are kept even if others take more in total."""
+"""Number of layers with the most time of each class; they are listed even if others take more in total."""
 
 NO_LAYERS: Mapping[str, str] = {}
 
 MAX_NAME = 120
-"""Longest part of a kernel's name that is kept: with template arguments it may have thousands."""
+"""Maximum length of a kernel's name, characters: with template arguments it may have thousands."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,16 +94,16 @@ class KernelTime:
     name: str
     kind: KernelClass
     layer: str
-    """Empty if it belongs to no layer, or the layer is unknown."""
+    """Path of the layer that it belongs to; empty if it belongs to no layer, or the layer is unknown."""
     share: float
     """Share of the device time, in [0, 1]."""
     times: int
-    """How often it ran."""
+    """Number of times that it ran."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class LayerTime:
-    """The time of one layer, forward and backward."""
+    """The time of one layer, forward and backward pass together."""
 
     layer: str
     share: float
@@ -120,13 +120,13 @@ class DeviceTime:
     """Devices that computed, e.g. `GPU:0`."""
 
     window_s: float
-    """Time from the first kernel to the end of the last, mean over the devices, seconds."""
+    """Time from the start of the first kernel to the end of the last one, mean over the devices, seconds."""
 
     shares: Mapping[str, float]
-    """Class or `idle` -> its share of the time; the sum is 1."""
+    """Class or `idle` -> its share of the device time; the sum is 1."""
 
     casts: float
-    """Share of the time in kernels that only change a dtype; it is part of the shares above."""
+    """Share of the device time in kernels that only change a dtype; `shares` contains this time, too."""
 
     kernels: tuple[KernelTime, ...]
     """The kernels with the most time."""
@@ -135,23 +135,23 @@ class DeviceTime:
     """The layers with the most time."""
 
     layer_types: Mapping[str, Mapping[str, float]]
-    """Kernel class -> layer type (`BatchNormalization`) -> share of the time, over all layers."""
+    """Kernel class -> layer type (`BatchNormalization`) -> share of the device time, over all layers."""
 
     of_cpu: bool = False
     """Whether CPU operations were used in place of kernels, for lack of a GPU."""
 
     @property
     def busy(self) -> float:
-        """Share of the time in which something runs."""
+        """Share of the device time in which something runs."""
         return 1.0 - self.shares[IDLE]
 
     def layers_of(self, kind: str) -> list[LayerTime]:
-        """The layers with the most time of a class, without layers that have none."""
+        """The listed layers that spend time in a class, the most expensive one first."""
         found = [each for each in self.layers if each.kinds.get(kind, 0.0) > 0]
         return sorted(found, key=lambda each: -each.kinds[kind])
 
     def rows(self) -> list[tuple[str, float]]:
-        """Labels and shares for the user, in the order of `CLASSES`, without empty classes."""
+        """Label and share of each class, for the user; in the order of `CLASSES`, without empty classes."""
         names = (*CLASSES, IDLE)
         return [(LABELS[name], self.shares[name]) for name in names if self.shares[name] > 0]
 
@@ -191,15 +191,15 @@ class DeviceTime:
 def device_time(
     devices: Sequence[DeviceEvents], *, layers: Mapping[str, str] = NO_LAYERS, of_cpu: bool = False
 ) -> DeviceTime:
-    """Split the time of devices.
+    """Split the time of devices by kernel class, kernel and layer.
 
     Args:
-        devices: The events of each; at least one device, each with at least one event.
-        layers: Path of each of the model's layers -> its type, if known.
-        of_cpu: Whether these are CPU operations.
+        devices: The events of each device; at least one device, each with at least one event.
+        layers: Path of each of the model's layers -> its type; empty if unknown.
+        of_cpu: Whether the events are CPU operations.
 
     Returns:
-        The shares over all devices, each weighted by the length of its window.
+        The shares over all devices; each device is weighted by the length of its trace.
     """
     taken_ps: dict[Kernel, int] = defaultdict(int)
     times: dict[Kernel, int] = defaultdict(int)
@@ -232,7 +232,7 @@ def device_time(
 
 
 def _exclusive(events: Sequence[Event]) -> Iterator[tuple[Kernel, int]]:
-    """The kernel that each busy interval counts for, and its picoseconds."""
+    """For each busy interval: the kernel that it counts for, and its length in picoseconds."""
     weights = {kernel: CLASSES.index(class_of(kernel)) for kernel in {e.kernel for e in events}}
     starts = sorted(events, key=lambda event: event.begin_ps)
     running: list[tuple[int, int, int]] = []

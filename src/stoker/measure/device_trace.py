@@ -1,6 +1,6 @@
 """Takes a short trace of the devices through TensorFlow's own profiler (CUPTI on a GPU).
 
-If a trace fails, training is not affected: the reason is reported in one line.
+A trace that fails does not affect training; the reason is reported in one line.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from stoker.measure.device_events import TraceError, read_events
 from stoker.measure.device_time import NO_LAYERS, DeviceTime, device_time
 
 STAND_IN = "STOKER_TRACE_CPU"
-"""Environment variable for tests: without a GPU, trace the CPU and treat its operations as
-kernels."""
+"""Environment variable for tests: if it is 1 and no GPU is visible, the CPU is traced, and its
+operations are treated as kernels."""
 
 _HOST_LEVEL_OF_OPERATIONS = 2
-"""Profiler option: the host's events include each TensorFlow operation."""
+"""Value of the profiler's option `host_tracer_level` that records each TensorFlow operation."""
 
 
 def traces_cpu() -> bool:
@@ -39,14 +39,15 @@ class DeviceTrace:
     """A trace in progress; a process can have only one at a time."""
 
     def __init__(self, folder: Path | None = None) -> None:
-        """Start it.
+        """Start the trace.
 
         Args:
-            folder: Holds the trace until it ends, in a new subfolder; by default the system's
-                temporary folder.
+            folder: The trace is written to a new subfolder of this one, which is removed at the end;
+                by default, to the system's temporary folder.
 
         Raises:
-            TraceError: another profiler is running, or the folder cannot be written.
+            TraceError: the profiler did not start, e.g. because another one is running; or the folder
+                cannot be written.
         """
         level = _HOST_LEVEL_OF_OPERATIONS if traces_cpu() else 1
         options = tf.profiler.experimental.ProfilerOptions(
@@ -66,13 +67,13 @@ class DeviceTrace:
             raise TraceError(f"TensorFlow's profiler did not start ({_first(error)})") from None
 
     def stop(self) -> bytes:
-        """End it.
+        """End the trace, and remove its folder.
 
         Returns:
             The content of the trace's file.
 
         Raises:
-            TraceError: no trace was written.
+            TraceError: the profiler failed, or wrote no trace.
         """
         try:
             tf.profiler.experimental.stop()
@@ -91,13 +92,13 @@ class DeviceTrace:
 
 @contextlib.contextmanager
 def traced(folder: Path | None = None) -> Iterator[list[bytes]]:
-    """Trace the body.
+    """Trace the devices during a `with` block.
 
     Yields:
-        A list that contains the trace's content at the end.
+        A list; after the block, it contains the content of the trace's file.
 
     Raises:
-        TraceError: the trace failed; the body has run.
+        TraceError: the trace did not start, so the block did not run; or it failed after the block.
     """
     found: list[bytes] = []
     trace = DeviceTrace(folder)
@@ -111,11 +112,11 @@ def traced(folder: Path | None = None) -> Iterator[list[bytes]]:
 
 
 def time_in(data: bytes, *, layers: Mapping[str, str] = NO_LAYERS) -> DeviceTime:
-    """Split the device time of a trace.
+    """Split the device time of a trace by kernel class, kernel and layer.
 
     Args:
         data: The content of the trace's file.
-        layers: Path of each of the model's layers -> its type.
+        layers: Path of each of the model's layers -> its type; empty if unknown.
 
     Raises:
         TraceError: the trace is damaged, or has no events of a device.

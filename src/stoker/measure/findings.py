@@ -1,4 +1,4 @@
-"""Explains a device's time by class (which is expensive, in which layer, what to do), and useless biases."""
+"""Reports the most expensive kernel class (in which layer, why, what to do), and useless biases."""
 
 from __future__ import annotations
 
@@ -13,35 +13,35 @@ from stoker.measure.device_time import IDLE, DeviceTime
 from stoker.measure.kernel_class import CLASSES, LABELS, batch_norm_kernels
 
 LOW_MFU = 0.20
-"""Below this share of the measured peak, the largest class is reported."""
+"""If the MFU is below this, the largest class is reported, even if it is matrix products."""
 
 MUCH = 0.25
-"""From this share of the device time on, a class other than the products is reported."""
+"""A class other than matrix products is reported if it takes more than this share of the device time."""
 
 MUCH_CASTS = 0.05
-"""From this share of the device time on, casts are reported."""
+"""Casts are reported if they take at least this share of the device time."""
 
 MUCH_WAIT = 0.10
-"""From this share of the step spent waiting for input, an idle device is explained by that."""
+"""If a step waits for input for at least this share of its time, the wait explains an idle device."""
 
 MAX_GAIN = 20.0
-"""Largest bound that is reported: the share is not known precisely enough for more."""
+"""Maximum speedup that is reported: the share is not known precisely enough for a larger one."""
 
 PERSISTENT = "TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT"
 
 MEASURABLE = 1.05
-"""Largest busy fraction that is shown: above it the noise of the machine exceeds the measurement."""
+"""Maximum busy fraction that is shown: a larger one means that other programs disturbed the measurement."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepFacts:
-    """What is known about a step in addition to its trace; each value may be unknown."""
+    """What is known about a step in addition to its trace; all values but `of_script` may be unknown."""
 
     of_script: bool
-    """Whether the step is a script's; else it is an experiment's, configured by `stoker.yaml`."""
+    """Whether the step belongs to the user's script; if not, it belongs to an experiment with a `stoker.yaml`."""
 
     mfu: float | None = None
-    """MFU: achieved divided by peak, in [0, 1]."""
+    """MFU: achieved rate divided by peak rate, in [0, 1]."""
 
     precision: str = ""
     """Keras's dtype policy, e.g. `mixed_bfloat16`."""
@@ -50,16 +50,16 @@ class StepFacts:
     """Whether XLA compiles the step."""
 
     steps_per_call: int | None = None
-    """Steps per call from Python."""
+    """Number of steps per call from Python."""
 
     input_wait: float | None = None
-    """W, in [0, 1]."""
+    """W: share of the step's time spent waiting for input, in [0, 1]."""
 
     nhwc_allowed: bool = False
-    """Whether TensorFlow may use cuDNN's kernels of BatchNormalization for NHWC; False if unknown."""
+    """Whether TensorFlow may use cuDNN's BatchNormalization kernels for NHWC; False if unknown."""
 
     def with_mfu(self, mfu: float | None) -> StepFacts:
-        """The same facts, with the MFU."""
+        """A copy of these facts with this MFU."""
         return replace(self, mfu=mfu)
 
 
@@ -74,19 +74,19 @@ class DeviceFinding:
     """Share of the device time, in [0, 1]."""
 
     layer: str
-    """The layer with most of it; empty if unknown."""
+    """The layer that spends the most time in this class; empty if unknown."""
 
     observation: str
-    """A clause with figures: `38 % of the step is layout transposes, most of it in norm_a`."""
+    """A clause with figures: `38% of the step is layout transposes, most in norm_a (12%)`."""
 
     why: str
-    """Why it is expensive, a sentence."""
+    """Why it is expensive: one or two sentences."""
 
     change: str
-    """What to do, a sentence or code to paste."""
+    """What to do: a sentence."""
 
     most_gain: float
-    """Upper bound of the speedup in steps per second, as if the whole share disappeared."""
+    """Upper bound of the speedup in steps per second: the speedup if this class took no time at all."""
 
     @property
     def text(self) -> str:
@@ -99,12 +99,15 @@ class DeviceFinding:
 
 
 def nhwc_is_allowed() -> bool:
-    """Whether TensorFlow may normalize NHWC by cuDNN in Stoker's processes, which set what is unset."""
+    """Whether TensorFlow may use cuDNN to normalize NHWC in Stoker's processes.
+
+    Stoker's processes set the environment variable of cuDNN's persistent kernel to 1 if it is unset.
+    """
     return os.environ.get(PERSISTENT, "1").lower() in ("1", "true")
 
 
 def shown_busy(fraction: float | None) -> str:
-    """Return U for a reader; None: not measured."""
+    """The busy fraction U as text for the user; None stands for a U that was not measured."""
     if fraction is None:
         return "not measured with parameter servers"
     if fraction > MEASURABLE:
@@ -113,12 +116,12 @@ def shown_busy(fraction: float | None) -> str:
 
 
 def shown_mfu(mfu: float) -> str:
-    """`41%`, or `4.2%` for shares below ten percent."""
+    """The MFU as text for the user: `41%`, or `4.2%` if it is below 10 %."""
     return f"{mfu:.0%}" if mfu >= 0.0995 else f"{mfu:.1%}"
 
 
 def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
-    """The main finding about a device's time; None if most of it is products near the peak."""
+    """The main finding about a device's time; None if no class but products is large and the MFU is not low."""
     others = {name: found.shares[name] for name in (*CLASSES, IDLE) if name != "products"}
     kind = max(others, key=lambda name: others[name])
     low = facts.mfu is not None and facts.mfu < LOW_MFU
@@ -128,7 +131,7 @@ def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
         if found.shares["products"] > others[kind]:
             kind = "products"
     share = found.shares[kind]
-    # The products cannot disappear: at the device's peak they take as much time as the MFU says.
+    # Products always take time: at the device's peak rate, a share of the step equal to the MFU.
     removable = share - (facts.mfu or 0.0) if kind == "products" else share
     layers = found.layers_of(kind)
     layer = layers[0].layer if layers else ""
@@ -188,7 +191,7 @@ def _transposes(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
 
 
 def _of_fused_batch_norm(found: DeviceTime) -> bool:
-    """Whether TensorFlow's kernel of a BatchNormalization transposes: no other normalization does."""
+    """Whether a transpose comes from TensorFlow's fused BatchNormalization, judged by the kernel's name."""
     return any(
         each.kind == "transposes" and "(FusedBatchNorm" in each.name for each in found.kernels
     )
@@ -212,7 +215,7 @@ def _normalization(found: DeviceTime, facts: StepFacts, layer: str) -> Advice:
         return why, f"XLA has fused it already: {fewer}."
     types = found.layer_types.get("normalization", {})
     kind = max(types, key=lambda each: types[each]) if types else layer
-    # Stoker's own step does so where it can.
+    # Stoker's own training step already uses tf.nn.fused_batch_norm where possible.
     alone = facts.of_script and re.search(r"BatchNorm|batch_?norm|(^|_)bn", kind)
     one = "; tf.nn.fused_batch_norm does it in one kernel" if alone else ""
     return why + casts, f"Fuse it: {fused}{one}."
@@ -314,7 +317,7 @@ _ADVICE: Mapping[str, Callable[[DeviceTime, StepFacts, str], Advice]] = {
 
 
 NAMED = 3
-"""Layers that are named in the message; others are only counted."""
+"""Maximum number of layers that the message names; others are only counted."""
 
 
 def useless_bias(
@@ -323,10 +326,10 @@ def useless_bias(
     """The finding about biases that have no effect.
 
     Args:
-        names: Names of their layers, at least one.
+        names: Names of the layers with these biases, at least one.
         parameters: Number of parameters in these biases.
         of_parameters: Number of parameters in the whole model.
-        count: Number of these layers, if not all are named.
+        count: Number of these layers, if `names` does not contain all of them.
     """
     count = len(names) if count is None else count
     rest = count - len(names[:NAMED])
@@ -337,6 +340,6 @@ def useless_bias(
         f"{count} {has} that the next layer, a BatchNormalization, cancels: {named} "
         f"({parameters:,} of {of_parameters:,} parameters, {parameters / max(1, of_parameters):.2%}; "
         "the time was not measured)",
-        fix="Pass use_bias=False to these layers: a step then needs neither the addition over their "
-        "output nor the sum over it for a gradient that is zero.",
+        fix="Pass use_bias=False to these layers. A step then adds no bias to their output, and does not "
+        "compute the bias's gradient, which is zero.",
     )

@@ -1,7 +1,7 @@
-"""The structure of a traced graph for counting operations: needed nodes, their shapes, called functions.
+"""Reads nodes, shapes, functions and the length of loops from a traced graph, to count operations.
 
-Everything is read from the graph's definition, which TensorFlow writes with shapes; nothing is run except
-the arithmetic of a loop's bounds.
+TensorFlow writes the shapes into the graph's definition. Nothing is run but the arithmetic that
+computes a loop's bounds.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from typing import Any
 import tensorflow as tf
 
 Shape = tuple[int | None, ...]
-"""A dimension is None if it is unknown."""
+"""The size of each dimension; None if it is unknown."""
 
 _BOUND_OPS = frozenset(
     [
@@ -51,7 +51,7 @@ _BOUND_OPS = frozenset(
         "Fill",
     ]
 )
-"""Operations that may compute a loop's bound: pure, cheap, with one output."""
+"""Operations that are run to compute a loop's bound: they are pure and cheap, and have one output."""
 
 _LISTS = frozenset(
     [
@@ -70,10 +70,10 @@ _LISTS = frozenset(
         "StatefulPartitionedCall",
     ]
 )
-"""Operations with several outputs, all in one argument: `node:argument:3` of a function's body is the fourth."""
+"""Operations whose outputs all belong to one argument: `node:argument:3` in a function's body is output 3."""
 
 _FIRST = {"FusedBatchNormV3": "y", "FusedBatchNormV2": "y", "FusedBatchNorm": "y"}
-"""Operation with several output arguments -> the first one's name; the others are not supported."""
+"""Operation with several output arguments -> name of the first one; other arguments are not supported."""
 
 
 class Body:
@@ -87,13 +87,13 @@ class Body:
         argument_shapes: Sequence[Shape | None] = (),
         results: Sequence[str] = (),
     ) -> None:
-        """Index a definition.
+        """Index the nodes of a definition.
 
         Args:
             nodes: `NodeDef`s, with `_output_shapes`.
-            arguments: Names of a function's arguments.
-            argument_shapes: Their shapes, or none.
-            results: References to its results, and `^node` for nodes that must run as well.
+            arguments: Names of the function's arguments.
+            argument_shapes: Shapes of the arguments; empty if unknown.
+            results: References to the results, and `^node` for other nodes that must run.
         """
         self.nodes = {node.name: node for node in nodes}
         self.arguments = {name: number for number, name in enumerate(arguments)}
@@ -105,9 +105,9 @@ class Body:
         return [reference for reference in node.input if not reference.startswith("^")]
 
     def source(self, reference: str) -> tuple[Any | None, int]:
-        """The node of a reference, and the number of its output; no node for an argument.
+        """The referenced node and the index of its output; for an argument, None and the argument's index.
 
-        The output is -1 where it is unknown.
+        The index is -1 if it is unknown.
         """
         name, *place = reference.split(":")
         node = self.nodes.get(name)
@@ -121,7 +121,7 @@ class Body:
         return node, int(place[1])
 
     def shape(self, reference: str) -> Shape | None:
-        """Shape of the referenced tensor, or None if even the rank is unknown."""
+        """Shape of the referenced tensor; None if even its rank is unknown."""
         node, output = self.source(reference)
         if node is None:
             known = 0 <= output < len(self._argument_shapes)
@@ -130,17 +130,17 @@ class Body:
         return _shape(shapes[output]) if 0 <= output < len(shapes) else None
 
     def argument(self, reference: str) -> int | None:
-        """Number of the function's argument that is passed on unchanged; None if it is not an argument."""
+        """Index of the argument that the referenced tensor passes on unchanged; None if it is not an argument."""
         node, output = self.source(reference)
         while node is not None and node.op == "Identity":
             node, output = self.source(self.inputs(node)[0])
         return output if node is None and output >= 0 else None
 
     def number(self, reference: str) -> int | None:
-        """The value of a scalar that does not depend on fed values; None if it does.
+        """The value of a whole number; None if it depends on the inputs, or cannot be computed.
 
         Args:
-            reference: Reference to a whole number.
+            reference: Reference to the tensor of the number.
         """
         node, output = self.source(reference)
         if node is None or output != 0:
@@ -180,7 +180,7 @@ class Body:
 
 
 def body_of(function: Any) -> Body:
-    """What a function of a graph's library runs."""
+    """The nodes that a function of a graph's library runs."""
     signature = function.signature
     shapes = function.attr["_input_shapes"].list.shape if "_input_shapes" in function.attr else ()
     return Body(
@@ -201,39 +201,39 @@ def _shape(shape: Any) -> Shape | None:
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
-class Turns:
-    """The number of turns of a loop."""
+class Iterations:
+    """The number of iterations of a loop."""
 
     number: int | None
-    """None if it is known only at run time."""
+    """The number; None if it is known only at run time."""
 
     at_most: bool
-    """Whether the loop may end sooner for another reason."""
+    """Whether another condition may end the loop after fewer iterations."""
 
 
-def loop_turns(outer: Body, loop: Any, *, library: dict[str, Body]) -> Turns:
-    """The number of turns of a `While`.
+def loop_iterations(outer: Body, loop: Any, *, library: dict[str, Body]) -> Iterations:
+    """The number of iterations of a `While`.
 
-    The loop's condition is one `Less(counter, bound)`, or several that must all hold, as Keras's
-    recurrent layers, `tf.map_fn`, `tf.scan` and a Python `for` over `tf.range` write it; a `break`
-    makes AutoGraph write `Less(...) and not broken`.
+    The loop's condition is `Less(counter, bound)`, or several comparisons that must all hold. Keras's
+    recurrent layers, `tf.map_fn`, `tf.scan` and a Python `for` over `tf.range` write it this way. With
+    a `break`, AutoGraph writes `Less(...) and not broken`.
 
     Args:
         outer: The graph that contains the loop.
-        loop: Its node.
+        loop: The loop's node.
         library: The graph's functions.
     """
     condition = library[loop.attr["cond"].func.name]
     leaves = list(_conjunction(condition, condition.results[0], library=library))
-    counted = [_turns_of(outer, loop, leaf, library=library) for leaf in leaves]
+    counted = [_iterations_of(outer, loop, leaf, library=library) for leaf in leaves]
     known = [number for number in counted if number is not None]
-    return Turns(number=min(known) if known else None, at_most=len(known) < len(counted))
+    return Iterations(number=min(known) if known else None, at_most=len(known) < len(counted))
 
 
 def _conjunction(
     condition: Body, reference: str, *, library: dict[str, Body]
 ) -> Iterator[Any | None]:
-    """The comparisons that must all hold; None if one is not a comparison."""
+    """The nodes that must all be true for a loop to continue; None in place of an unknown one."""
     node, _ = condition.source(reference)
     if node is None:
         yield None
@@ -250,7 +250,7 @@ def _conjunction(
 
 
 def _is_false(branch: Body) -> bool:
-    """Whether a branch returns False for every input: then the other one is Python's `and`."""
+    """Whether a branch always returns False: the conditional with this branch is then Python's `and`."""
     node, _ = branch.source(branch.results[0])
     while node is not None and node.op == "Identity":
         node, _ = branch.source(branch.inputs(node)[0])
@@ -259,7 +259,7 @@ def _is_false(branch: Body) -> bool:
     )
 
 
-def _turns_of(
+def _iterations_of(
     outer: Body, loop: Any, comparison: Any | None, *, library: dict[str, Body]
 ) -> int | None:
     if comparison is None or comparison.op not in ("Less", "LessEqual"):
@@ -279,7 +279,7 @@ def _turns_of(
 
 
 def _entering(outer: Body, loop: Any, condition: Body, body: Body, reference: str) -> int | None:
-    """The value of a bound: a constant of the condition, or an input of the loop that never changes."""
+    """The value of a constant of the condition, or of an input that the loop never changes; else None."""
     place = condition.argument(reference)
     if place is None:
         return condition.number(reference)
@@ -289,7 +289,7 @@ def _entering(outer: Body, loop: Any, condition: Body, body: Body, reference: st
 
 
 def _step(outer: Body, loop: Any, body: Body, counter: int) -> int | None:
-    """The increment of the counter per turn, above 0; or None."""
+    """The increment of the counter per iteration; None if it is unknown or not above 0."""
     node, _ = body.source(body.results[counter])
     while node is not None and node.op == "Identity":
         node, _ = body.source(body.inputs(node)[0])

@@ -1,4 +1,4 @@
-"""Class and layer of the instructions in a trace, from XLA's own program."""
+"""Reads class and TensorFlow operation of each instruction from a compiled program of XLA."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from stoker.measure.kernel_class import KernelClass
 CONTAINERS = frozenset(
     ["while", "conditional", "call", "async-start", "async-update", "async-done", "tuple"]
 )
-"""Opcodes of instructions that run others: on a CPU their events contain those of the others."""
+"""Opcodes of instructions that run other instructions: on a CPU, their events contain the others' events."""
 
 _STRUCTURE = frozenset(
     [
@@ -65,20 +65,20 @@ class HloOp:
     """One instruction of a compiled program."""
 
     kind: KernelClass | None
-    """Its class; None for a loop, a branch or a call, whose kernels are known by their names only."""
+    """Its class; None for a loop, a branch or a call: its kernels are classified by their names."""
 
     scope: str
-    """The TensorFlow operation that it comes from; for a fusion, that of its result."""
+    """Name of the TensorFlow operation that it comes from; for a fusion, of the operation of its result."""
 
     casts: bool
     """Whether it only changes a dtype."""
 
     runs_others: bool
-    """Whether it is a loop, a branch or a call."""
+    """Whether it is a loop, a branch or a call, which run other instructions."""
 
 
 def hlo_ops(module: Any) -> dict[str, HloOp]:
-    """Instruction name -> description.
+    """Describe the instructions of a program: name -> description.
 
     Args:
         module: An `HloModuleProto`.
@@ -99,7 +99,7 @@ def hlo_ops(module: Any) -> dict[str, HloOp]:
 
 
 def _opcodes(instruction: Any, computations: Mapping[int, Any]) -> set[str]:
-    """The opcodes of an instruction; for a fusion, those inside it."""
+    """The opcode of an instruction; for a fusion, all opcodes inside it."""
     if instruction.opcode != "fusion":
         return {instruction.opcode}
     inner: Iterable[Any] = (
@@ -114,7 +114,7 @@ def _opcodes(instruction: Any, computations: Mapping[int, Any]) -> set[str]:
 def _wrapped(
     instruction: Any, computations: Mapping[int, Any], operands: Mapping[int, Any]
 ) -> tuple[Any, Mapping[int, Any]] | None:
-    """What an asynchronous instruction runs, with the instructions next to it; None if unknown."""
+    """The instruction that an asynchronous one runs, and all of its computation by ID; None if unknown."""
     while instruction is not None and instruction.opcode in ("async-update", "async-done"):
         instruction = operands.get(instruction.operand_ids[0]) if instruction.operand_ids else None
     for called in () if instruction is None else instruction.called_computation_ids:
@@ -149,7 +149,7 @@ def _kind(
 
 
 def _is_plain_copy(instruction: Any, operands: Mapping[int, Any]) -> bool:
-    """Whether a copy leaves the layout unchanged."""
+    """Whether an instruction is a copy that leaves the layout unchanged."""
     if instruction.opcode != "copy" or len(instruction.operand_ids) != 1:
         return False
     source = operands.get(instruction.operand_ids[0])

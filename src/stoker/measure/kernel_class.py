@@ -1,8 +1,8 @@
 """Classifies what a device runs: by HLO instruction, by kernel name, by TensorFlow operation.
 
-`batch_norm_kernels` says which of these computed BatchNormalization.
+`batch_norm_kernels` finds the kernels that computed BatchNormalization.
 
-Kernel names are those of cuDNN, cuBLAS, CUTLASS, Eigen, NCCL, XLA and TensorFlow's own kernels.
+The known kernel names are from cuDNN, cuBLAS, CUTLASS, Eigen, NCCL, XLA and TensorFlow.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ CLASSES: tuple[KernelClass, ...] = (
     "collectives",
     "copies",
 )
-"""In order of priority: if two run at once, the time counts for the first one. A copy that runs
-during a convolution costs nothing."""
+"""In order of priority: while two kernels run at once, the time counts for the earlier class. So a copy
+that runs during a convolution counts nothing."""
 
 LABELS = {
     "products": "convolution and matrix product",
@@ -55,10 +55,10 @@ class Kernel:
     """Type of that operation, e.g. `Conv2D`."""
 
     hlo: KernelClass | None = None
-    """Description from XLA's own program."""
+    """Class of the kernel from XLA's program; None if it is unknown there."""
 
     casts: bool = False
-    """Whether it only changes a dtype."""
+    """Whether the kernel only changes a dtype."""
 
     @property
     def shown(self) -> str:
@@ -75,7 +75,7 @@ def class_of(kernel: Kernel) -> KernelClass:
     Element-wise work inside a normalization layer counts as normalization, because a Keras layer
     without a fused kernel consists of it.
     """
-    # A copy by the driver is a copy, whatever XLA instruction it carries out.
+    # A copy by the driver counts as a copy, even if XLA gives its instruction another class.
     copies: KernelClass | None = "copies" if _COPIES.search(kernel.name) else None
     found = copies or kernel.hlo or _by_name(kernel.name) or _by_operation(kernel.op) or "other"
     if found == "elementwise" and _is_normalization(kernel.scope):
@@ -84,7 +84,7 @@ def class_of(kernel: Kernel) -> KernelClass:
 
 
 def only_casts(name: str, op: str) -> bool:
-    """Whether a kernel only changes a type."""
+    """Whether a kernel only changes a dtype, judged by its name and the type of its operation."""
     converts = "TensorConversionOp" in name and "CwiseBinaryOp" not in name
     return op == "Cast" or converts or name.startswith("Cast_GPU_")
 
@@ -92,10 +92,10 @@ def only_casts(name: str, op: str) -> bool:
 _COPIES = re.compile(
     r"^(\[?CUDA )?mem(cpy|set)(?!.*kernel)|^Memory(Alloc|Free)|^cu(da)?Mem(cpy|set)", re.IGNORECASE
 )
-"""`MemcpyD2D`, `[CUDA memcpy HtoD]`, `cudaMemcpyAsync`: events of the driver, not kernels."""
+"""Events of the driver that are not kernels: `MemcpyD2D`, `[CUDA memcpy HtoD]`, `cudaMemcpyAsync`."""
 
 _NAMES: tuple[tuple[KernelClass, re.Pattern[str]], ...] = (
-    # XLA's for a copy that leaves the layout unchanged.
+    # XLA's kernel for a copy that leaves the layout unchanged.
     ("copies", re.compile(r"^(wrapped|loop)_copy(_fusion)?(_\d+)?$|^memcpy", re.IGNORECASE)),
     ("collectives", re.compile(r"nccl|all_?reduce|all_?gather|reduce_?scatter", re.IGNORECASE)),
     # Searches for the fastest kernel; not part of a step.
@@ -173,7 +173,8 @@ _NORMALIZATION = re.compile(
     r"(_[a-z0-9]{1,2}|\d+)?(_\d+)*",
     re.IGNORECASE,
 )
-"""`norm_a_1`, `conv1_bn`, `batch_normalization_13`; not the norm in gradient clipping."""
+"""Names of normalization layers: `norm_a_1`, `conv1_bn`, `batch_normalization_13`; not the norm in
+gradient clipping."""
 
 
 def _is_normalization(scope: str) -> bool:
@@ -182,8 +183,8 @@ def _is_normalization(scope: str) -> bool:
 
 
 Way = Literal["nhwc", "nchw", "in_pieces", "none"]
-"""`nhwc`: cuDNN's kernel without transposes; `nchw`: its kernels for NCHW; `in_pieces`: Keras's
-separate operations instead of a cuDNN kernel; `none`: none of these."""
+"""How BatchNormalization is computed. `nhwc`: by cuDNN's kernel without transposes; `nchw`: by cuDNN's
+kernels for NCHW; `in_pieces`: by Keras's separate operations; `none`: none of these kernels ran."""
 
 _NHWC = re.compile(r"nhwc\w*(batch_?norm|\bbn)|(batch_?norm|\bbn_?)\w*nhwc", re.IGNORECASE)
 
@@ -195,10 +196,10 @@ _NCHW = re.compile(
 _TRANSPOSES = re.compile(
     r"SwapDimension|ShuffleInTensor3|nhwc_?(to|2)_?nchw|nchw_?(to|2)_?nhwc", re.IGNORECASE
 )
-"""TensorFlow's own and cuDNN's; a model may also have them for other reasons."""
+"""Transposes of TensorFlow and of cuDNN; a model may also run them for other reasons."""
 
 _PIECES = re.compile(r"SquaredDifference|squared_?difference", re.IGNORECASE)
-"""Kernels that compute a batch's variance without a fused kernel."""
+"""Kernels that compute a batch's variance as separate operations, without a fused kernel."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -209,11 +210,11 @@ class BatchNormKernels:
     Without it, TensorFlow transposes the input and output of each BatchNormalization to NCHW and back,
     forward and backward. Not yet checked against a trace of Stoker's own step on a GPU.
 
-    Source of the names: published traces. `cudnn::batchnorm_fwtr_nhwc_semiPersist` and
-    `..._bwtr_nhwc_...` are PyTorch's with channels last (pytorch#80259); `cudnn::bn_fw_tr_1C11_kernel_NCHW`
-    and `cudnn::bn_bw_1C11_kernel_new` are those of TensorFlow's FusedBatchNormV3 in float32, after
-    transposes. So `1C11`, which names the shape of mean and variance, does not indicate the persistent
-    kernel.
+    Source of the names: published traces. PyTorch with channels last runs
+    `cudnn::batchnorm_fwtr_nhwc_semiPersist` and `..._bwtr_nhwc_...` (pytorch#80259). TensorFlow's
+    FusedBatchNormV3 in float32 runs `cudnn::bn_fw_tr_1C11_kernel_NCHW` and
+    `cudnn::bn_bw_1C11_kernel_new`, after transposes. So `1C11`, the shape of mean and variance, is not
+    a sign of the persistent kernel.
     """
 
     nhwc: tuple[str, ...]
@@ -226,11 +227,11 @@ class BatchNormKernels:
     """Transposes between the two layouts."""
 
     pieces: tuple[str, ...]
-    """Kernels of a variance computed by separate operations."""
+    """Kernels that compute the variance as separate operations."""
 
     @property
     def way(self) -> Way:
-        """How BatchNormalization was computed; if in several ways, the slowest."""
+        """How BatchNormalization was computed; if in several ways, `nchw` is returned before `nhwc`."""
         if self.nchw:
             return "nchw"
         if self.nhwc:
@@ -239,11 +240,11 @@ class BatchNormKernels:
 
     @property
     def is_persistent(self) -> bool:
-        """Whether cuDNN's kernel for NHWC did all of it."""
+        """Whether only cuDNN's kernel for NHWC computed BatchNormalization."""
         return self.way == "nhwc"
 
     def text(self) -> str:
-        """A sentence for the user, with the names."""
+        """A clause for the user that names the kernels."""
         if self.way == "nhwc":
             return f"BatchNormalization ran by cuDNN's kernel for NHWC: {', '.join(self.nhwc)}"
         if self.way == "nchw":
@@ -253,14 +254,14 @@ class BatchNormKernels:
             return (
                 f"BatchNormalization ran as single operations, among them {', '.join(self.pieces)}"
             )
-        return "no kernel of a BatchNormalization in training was seen"
+        return "no kernel of a BatchNormalization in training was found"
 
 
 def batch_norm_kernels(names: Iterable[str]) -> BatchNormKernels:
-    """Classify the names of kernels.
+    """Find the kernels that computed BatchNormalization.
 
     Args:
-        names: As in a device trace, demangled or not, with or without template arguments.
+        names: Names of kernels as in a device trace, demangled or not, with or without template arguments.
     """
     names = list(dict.fromkeys(_plain(name) for name in names))
     nhwc = [name for name in names if _NHWC.search(name)]

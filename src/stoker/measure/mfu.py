@@ -23,11 +23,11 @@ from stoker.measure.peak_flops import DTYPES, measure_peak_flops, quick_peak
 from stoker.measure.step_flops import count_graph
 
 BACKWARD = 2
-"""Products of the backward pass for each product of the forward pass: one for the gradient of the
-input, one for that of the weights. Source: Kaplan et al., arXiv:2001.08361, section 2.1."""
+"""Products in the backward pass for each product in the forward pass: one for the gradient of the
+input, one for the gradient of the weights. Source: Kaplan et al., arXiv:2001.08361, section 2.1."""
 
 BATCH_SIZE = 32
-"""Default rows for tracing a model: operations independent of the batch are split over them."""
+"""Default batch size for tracing a model. Operations that do not depend on it are divided by it."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -38,44 +38,44 @@ class ModelFlops:
     """Operations of the forward pass."""
 
     step_per_sample: float
-    """Operations of a training step, forward and backward; the update is left out."""
+    """Operations of a training step, forward and backward pass, without the optimizer's update."""
 
     in_convolutions: float
-    """The part of `forward_per_sample` in convolutions."""
+    """Operations of convolutions, a part of `forward_per_sample`."""
 
     in_products: float
-    """The part of it in matrix products."""
+    """Operations of matrix products, the other part of `forward_per_sample`."""
 
     not_counted: tuple[str, ...]
-    """How the count differs from the real operations, in plain words; empty if it is complete."""
+    """How the count differs from the real operations, in words; empty if it is complete."""
 
     unknown: tuple[str, ...] = ()
-    """The part of it that could not be counted at all: each is a reason not to give a figure."""
+    """The entries of `not_counted` that make the count useless, so that no MFU is reported."""
 
 
 def count_flops(target: Any, *, inputs: Any = None, batch_size: int = BATCH_SIZE) -> ModelFlops:
-    """Count the operations of one forward pass in inference mode; Dropout costs nothing there.
+    """Count the operations of one forward pass in inference mode, in which Dropout does nothing.
 
     Args:
-        target: A built `keras.Model`, a function of tensors, or a concrete function; the inputs of
-            the latter must have known sizes.
-        inputs: Nested `tf.TensorSpec`s that a model or function is called with; by default the
-            inputs of a functional or sequential model. Pass it if a dimension other than the
-            batch is unknown.
-        batch_size: Used for tracing if the first dimension of an input is unknown.
+        target: A built `keras.Model`, a function of tensors, or a concrete function whose inputs
+            have known sizes.
+        inputs: Nested `tf.TensorSpec`s with which the model or function is called; by default the
+            inputs of a functional or sequential model. Pass them if a dimension other than the
+            batch size is unknown.
+        batch_size: Batch size for tracing if the first dimension of an input is unknown.
 
     Returns:
-        The count per sample.
+        The operations per sample.
 
     Raises:
-        UserError: the inputs, or the number of samples, are unknown.
+        UserError: the inputs or the batch size are unknown.
     """
     traced = _traced(target, inputs, batch_size)
     specs = tf.nest.flatten(traced.structured_input_signature)
     samples = next((spec.shape[0] for spec in specs if _has_rows(spec)), None)
     if not samples:
         raise UserError(
-            "what is counted must be traced with a known number of samples",
+            "the model or function must be traced with a known batch size",
             got=Plain(", ".join(str(spec) for spec in specs) or "no inputs"),
             fix="Trace it with a batch size: tf.TensorSpec([32, 10]).",
         )
@@ -106,7 +106,7 @@ def _inputs_of(target: Any) -> Any:
     """The inputs that a model was built for; None if unknown."""
     inputs = getattr(target, "input", None)
     if inputs is None:
-        # A Sequential model that was never called has a list with its single input.
+        # A Sequential model that was never called has a list that contains its only input.
         several = getattr(target, "inputs", None) or [None]
         inputs = several[0] if len(several) == 1 else several
     return inputs
@@ -119,9 +119,9 @@ def _traced(target: Any, inputs: Any, batch_size: int) -> Any:
         inputs = _inputs_of(target)
     if inputs is None:
         raise UserError(
-            "a function, or a model without declared inputs, can only be counted for given inputs",
+            "counting a function, or a model without declared inputs, needs `inputs`",
             got=Plain(type(target).__name__),
-            fix="Say what it is called with: count_flops(model, inputs=tf.TensorSpec([None, 10])).",
+            fix="Pass the specs of its inputs: count_flops(model, inputs=tf.TensorSpec([None, 10])).",
         )
 
     def sized(spec: Any) -> tf.TensorSpec:
@@ -136,10 +136,10 @@ def _traced(target: Any, inputs: Any, batch_size: int) -> Any:
 
 
 MIN_SHARE = 0.02
-"""Share of a model's operations: no separate peak is measured for a kind below it."""
+"""The peak of a kind is measured only if it makes up more than this share of the model's operations."""
 
 QUICK_S = 0.1
-"""Time to measure one kind's peak during training, seconds; the first call is extra."""
+"""Time to measure the peak of one kind during training, without the first call, seconds."""
 
 Rates = Mapping[Kind, float]
 """Kind of operation -> operations per second that the device reaches."""
@@ -147,28 +147,28 @@ Rates = Mapping[Kind, float]
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelRate:
-    """Cost of a sample and peak of a device; either may be unknown, with a reason."""
+    """Operations per sample and peak rate of a device; each is None if it is unknown, and `why` says why."""
 
     flops_per_sample: float | None = None
-    """Operations of a training step per sample, forward and backward."""
+    """Operations of a training step per sample, forward and backward pass."""
 
     peak_per_s: float | None = None
-    """Operations per second that one device reaches, with each kind at its own peak."""
+    """Operations of this model per second that one device reaches if each kind runs at its own peak."""
 
     peak_of: str = ""
-    """Kinds and dtype that were measured."""
+    """Kinds of operations and dtype whose peak was measured, in words."""
 
     not_counted: tuple[str, ...] = ()
     """How the count differs from the real operations."""
 
     why: str = ""
-    """Why something is unknown."""
+    """Why a value is unknown; empty if both are known."""
 
     def mfu(self, samples_per_s: float, *, devices: int = 1) -> float | None:
         """MFU: achieved rate divided by peak rate.
 
         Args:
-            samples_per_s: Over all devices.
+            samples_per_s: Samples per second of all devices together.
             devices: Number of devices that compute.
         """
         if self.flops_per_sample is None or not self.peak_per_s:
@@ -176,7 +176,7 @@ class ModelRate:
         return self.flops_per_sample * samples_per_s / (self.peak_per_s * devices)
 
     def to_json(self, *, devices: int = 1) -> dict[str, Any]:
-        """JSON values; the peak is that of all devices together."""
+        """JSON values; their peak is the peak of all devices together."""
         return {
             "step_flops_per_sample": self.flops_per_sample,
             "peak_flops_per_s": None if self.peak_per_s is None else self.peak_per_s * devices,
@@ -193,8 +193,8 @@ def model_rate(
 
     Args:
         model: A built `keras.Model`.
-        rates: Measures the peak of a dtype for some kinds: `full_rates`, or those of a `PeakFile`.
-        inputs: As for `count_flops`.
+        rates: Measures the peaks of some kinds in a dtype: the result of `full_rates`, or `PeakFile.rates`.
+        inputs: As in `count_flops`.
     """
     try:
         flops = count_flops(model, inputs=inputs)
@@ -222,7 +222,7 @@ def model_rate(
 
 
 def _work(flops: ModelFlops) -> dict[Kind, float]:
-    """Operations by kind, without kinds that are negligible."""
+    """Operations by kind, without negligible kinds."""
     work: dict[Kind, float] = {
         "convolutions": flops.in_convolutions,
         "products of matrices": flops.in_products,
@@ -232,7 +232,7 @@ def _work(flops: ModelFlops) -> dict[Kind, float]:
 
 
 def full_rates(seconds: float) -> Callable[[str, tuple[Kind, ...]], Rates]:
-    """The best rate of several sizes, each measured for this many seconds."""
+    """A function that returns the best rate of several sizes per kind; it measures this many seconds in all."""
 
     def rates(dtype: str, kinds: tuple[Kind, ...]) -> Rates:
         del kinds
@@ -246,14 +246,14 @@ def full_rates(seconds: float) -> Callable[[str, tuple[Kind, ...]], Rates]:
 
 
 class PeakFile:
-    """Quickly measured peaks, stored by device and dtype so that a resumed run can reuse them."""
+    """A file of quickly measured peaks by device and dtype, so that a resumed run can reuse them."""
 
     def __init__(self, path: Path) -> None:
-        """Set the file; a damaged or missing one counts as empty."""
+        """Set the file's path; a damaged or missing file counts as empty."""
         self._path = path
 
     def rates(self, dtype: str, kinds: tuple[Kind, ...]) -> Rates:
-        """The peaks for a dtype, measured if they are not in the file; see `quick_peak`."""
+        """The peaks in a dtype; `quick_peak` measures the ones that are not in the file."""
         device = device_name()
         known = self._read()
         of_type = known.get(device, {}).get(dtype, {})
@@ -261,7 +261,6 @@ class PeakFile:
         measured = {kind: quick_peak(dtype, kind, seconds=QUICK_S) for kind in missing}
         if measured:
             known.setdefault(device, {})[dtype] = {**of_type, **measured}
-            # Without the file, the next process measures again.
             self._write(known)
         return {**of_type, **measured}
 
@@ -282,7 +281,7 @@ class PeakFile:
         try:
             write_json(self._path, known)
         except (OSError, UserError):
-            # A full disk is one too: the peak is measured again next time.
+            # E.g. on a full disk: the next process measures the peak again.
             return
 
 

@@ -1,4 +1,4 @@
-"""Counts the floating-point operations of a graph whose shapes are known, forward and backward pass alike."""
+"""Counts the floating-point operations of a graph with known shapes, in the forward and backward pass."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def _dimension(shape: Shape | None, place: int) -> int | None:
 
 
 def _matrix_product(body: Body, node: Any) -> int | None:
-    """2 x rows x columns x length of the summed axis, which either factor may define."""
+    """2 x rows x columns x length of the summed axis, which the shape of either factor may contain."""
     left, right = (body.shape(reference) for reference in body.inputs(node)[:2])
     turned_left = _says(node, "transpose_a", "adj_x")
     turned_right = _says(node, "transpose_b", "adj_y")
@@ -42,19 +42,19 @@ def _matrix_product(body: Body, node: Any) -> int | None:
 
 
 def _convolution(body: Body, node: Any) -> int | None:
-    """2 x outputs x number of summed products: the filter, [*window, channels in, channels out]."""
+    """2 x outputs x products per output; the filter is [*window, channels in, channels out]."""
     kernel = body.shape(body.inputs(node)[1])
     return _times(2, _product(body.shape(node.name)), _product(kernel[:-1] if kernel else None))
 
 
 def _depthwise(body: Body, node: Any) -> int | None:
-    """Like `_convolution`, but each output sums over one channel: [height, width, channels, outputs]."""
+    """Like `_convolution`, but an output sums over one channel; filter: [height, width, channels, outputs]."""
     kernel = body.shape(body.inputs(node)[1])
     return _times(2, _product(body.shape(node.name)), _product(kernel[:2] if kernel else None))
 
 
 def _transposed_convolution(body: Body, node: Any) -> int | None:
-    """Each input value is multiplied with the filter, [*window, channels out, channels in]."""
+    """2 x inputs x products per input value; the filter is [*window, channels out, channels in]."""
     _, kernel, given = (body.shape(reference) for reference in body.inputs(node)[:3])
     return _times(2, _product(given), _product(kernel[:-1] if kernel else None))
 
@@ -71,25 +71,25 @@ def _einsum(body: Body, node: Any) -> int | None:
         if shape is None:
             return None
         for index, size in zip(_indices(term, len(shape)), shape, strict=True):
-            # A broadcast dimension is 1 in one of them.
+            # A broadcast dimension has the size 1 in one of the inputs.
             before = sizes.get(index)
             sizes[index] = max(before, size) if before and size else before or size
     return _times(2, *sizes.values())
 
 
 def _indices(term: str, rank: int) -> list[str | int]:
-    """Names of a term's dimensions; the dimensions of an ellipsis are counted from its end."""
+    """Names of the dimensions of an einsum's term; dimensions of an ellipsis are numbered from the last one."""
     left, dots, right = term.partition("...")
     hidden = range(rank - len(left) - len(right), 0, -1) if dots else ()
     return [*left, *hidden, *right]
 
 
 _GATES = {b"lstm": 4, b"gru": 3, b"rnn_relu": 1, b"rnn_tanh": 1}
-"""Number of products of each kind in one step of a recurrent cell."""
+"""Type of a recurrent cell -> number of its gates."""
 
 
 def _cudnn_rnn(body: Body, node: Any) -> int | None:
-    """2 x time x batch x gates x units x (inputs + units), of one layer in one direction."""
+    """2 x time steps x batch size x gates x units x (inputs + units), for one layer in one direction."""
     given, state = (body.shape(reference) for reference in body.inputs(node)[:2])
     if given is None or state is None or state[0] != 1:
         return None
@@ -99,7 +99,7 @@ def _cudnn_rnn(body: Body, node: Any) -> int | None:
 
 
 Formula = Callable[[Body, Any], "int | None"]
-"""(body, node) -> its operations; None if a size is unknown."""
+"""(body, node) -> number of the node's operations; None if a size is unknown."""
 
 PRODUCTS: dict[str, Formula] = {
     "MatMul": _matrix_product,
@@ -162,13 +162,13 @@ UNCOUNTED = frozenset(
         "QuantizedConv2D",
     ]
 )
-"""Operations that contain products but have no formula here: each is reported as not counted."""
+"""Operations that contain products but have no formula here; each one in a graph is reported as not counted."""
 
 
 Kind = Literal["convolutions", "products of matrices"]
 
 Work = Mapping[tuple[Kind, str], int]
-"""(kind, type) -> floating-point operations."""
+"""(kind, dtype) -> number of floating-point operations."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -176,30 +176,30 @@ class Tally:
     """The result of a count."""
 
     work: Work = field(default_factory=dict)
-    """Floating-point operations; a multiplication and an addition are two."""
+    """Counted floating-point operations; a multiplication and an addition are two."""
 
     unknown: tuple[str, ...] = ()
-    """Parts that could not be counted, each a reason not to report a figure."""
+    """Parts that could not be counted; if there are any, no figure is reported."""
 
     notes: tuple[str, ...] = ()
     """How the count may differ from the real operations."""
 
     placed: tuple[Any, ...] = ()
-    """Nodes that the runtime places one by one, as in their definition."""
+    """`NodeDef`s of operations that the runtime places on devices one by one, not as part of an XLA program."""
 
     passes: int = 0
-    """Loops over a dataset that compute something in each turn."""
+    """Number of loops over a dataset that compute something in each iteration."""
 
     outside: int = 0
-    """Operations outside these loops, if there are any."""
+    """Counted operations outside these loops."""
 
     @property
     def total(self) -> int:
-        """Operations of all kinds."""
+        """Number of counted operations of all kinds."""
         return sum(self.work.values())
 
     def plus(self, other: Tally, *, times: int = 1) -> Tally:
-        """Return the sum, with the other one multiplied by a factor."""
+        """Return this count plus `times` the other one."""
         work = dict(self.work)
         for key, operations in other.work.items():
             work[key] = work.get(key, 0) + times * operations
@@ -213,19 +213,19 @@ class Tally:
         )
 
     def all_on_device(self) -> Tally:
-        """The same count inside XLA: its operations are not placed individually."""
+        """The same count for an XLA program, whose operations are not placed one by one."""
         return replace(self, placed=())
 
     def in_a_pass(self) -> Tally:
-        """The same count as one turn of a loop over a dataset."""
+        """The same count as one iteration of a loop over a dataset."""
         return replace(self, passes=self.passes + bool(self.total), outside=0)
 
 
 def tally_of(graph: Any) -> Tally:
-    """Count the products and convolutions of a graph, without those in functions.
+    """Count the products and convolutions of a graph, without the functions that it calls.
 
     Args:
-        graph: A definition with shapes; every node of it is run once.
+        graph: A `GraphDef` with shapes; each of its nodes runs once.
     """
     body, tally = Body(graph.node), Tally()
     for node in graph.node:
@@ -249,7 +249,7 @@ def _type(node: Any) -> str:
 
 
 def _filter_gradient(window: slice) -> Formula:
-    """Like the convolution itself: 2 x its outputs x the number of summed products."""
+    """Like the convolution itself: 2 x outputs of the convolution x products per output."""
 
     def operations(body: Body, node: Any) -> int | None:
         kernel, given = body.shape(node.name), body.shape(body.inputs(node)[2])
@@ -266,7 +266,7 @@ def _depthwise_input_gradient(body: Body, node: Any) -> int | None:
 
 
 def _cudnn_gradient(body: Body, node: Any) -> int | None:
-    """Twice the forward pass, whose arguments come first."""
+    """Twice the operations of the forward pass, whose arguments are the first ones of the gradient."""
     forward = PRODUCTS["CudnnRNNV3"](body, node)
     return None if forward is None else 2 * forward
 
@@ -284,7 +284,7 @@ _FORMULAS: dict[str, Formula] = {
     **PRODUCTS,
     "CudnnRNNBackpropV3": _cudnn_gradient,
 }
-"""Operations of a forward pass, as `stoker train` counts them, and their gradients that are separate
-operations; the gradient of a matrix product is again matrix products."""
+"""Operation -> its formula: operations of a forward pass, and gradients that have an operation of their
+own. The gradient of a matrix product consists of matrix products."""
 
 _COUNTED = frozenset(_FORMULAS) | UNCOUNTED

@@ -1,7 +1,7 @@
-"""Measures the peak rates that this device reaches: matrix products and convolutions.
+"""Measures the peak rates that this device reaches in matrix products and convolutions.
 
-A data sheet's figure assumes a clock, a power limit and a precision that this machine may not
-have, and a CPU has no such figure; so the peak is measured, like the step itself.
+A data sheet's peak assumes a clock, a power limit and a precision that this machine may not
+have, and a CPU's data sheet has no peak. So the peak is measured, like the step itself.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from stoker.core.errors import ConfigError
 from stoker.measure.operation_tally import Kind
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
-"""Kinds of operations that can be measured."""
+"""Dtypes whose peak can be measured."""
 
 PRODUCT_SIZES = (256, 512, 1024, 2048, 4096, 8192)
-"""Rows and columns of the multiplied squares: from a core's cache to the size that fills a large device."""
+"""Sizes of the multiplied square matrices: from one that fits in a core's cache to one that fills a large GPU."""
 
 CONVOLUTIONS = (
     (8, 56, 64),
@@ -31,32 +31,33 @@ CONVOLUTIONS = (
     (256, 14, 256),
     (256, 28, 256),
 )
-"""(images, height and width, channels in and out) of 3 x 3 convolutions, as residual networks have
-them; by operations, ascending."""
+"""(images, height and width, channels in and out) of 3 x 3 convolutions as in residual networks; sorted
+by number of operations, ascending."""
 
 QUICK_PRODUCTS = {"GPU": (8192, 4096, 2048), "CPU": (1024,)}
-"""Sizes of `quick_peak`; the first one is used that fits in the memory left by training. A large
+"""Sizes for `quick_peak`, which uses the first one that fits in the memory left by training. A large
 GPU needs 1.1 TFLOP in one call to be fully used."""
 
 QUICK_CONVOLUTIONS = {
     "GPU": ((256, 28, 256), (256, 14, 256), (32, 14, 256)),
     "CPU": ((8, 56, 64),),
 }
-"""The same for convolutions, as in `CONVOLUTIONS`."""
+"""The same for convolutions; each size as in `CONVOLUTIONS`."""
 
 AT_ONCE = 4
-"""Operations of one turn of the loop, so that the loop itself costs almost nothing."""
+"""Number of products or convolutions per iteration of the loop, so that the loop's own cost is negligible."""
 
 ROUNDS = 3
-"""Number of measurements of each size, in turn: other load on the machine affects all sizes alike."""
+"""Number of measurements of each size. All sizes are measured once per round, so that other load on the
+machine affects all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class PeakFlops:
-    """The best rate of several sizes."""
+    """The best rates of matrix products and of convolutions over several sizes."""
 
     dtype: str
-    """The dtype."""
+    """Dtype of the measured operations."""
 
     device: str
     """TensorFlow's name of the device."""
@@ -65,43 +66,44 @@ class PeakFlops:
     """Floating-point operations per second of matrix products."""
 
     convolutions_per_s: float
-    """The same for convolutions."""
+    """Floating-point operations per second of convolutions."""
 
     product_size: int
-    """The matrix size with this rate."""
+    """The matrix size that reached `products_per_s`."""
 
     convolution_size: tuple[int, int, int]
-    """The convolution size (images, height and width, channels) with this rate."""
+    """The convolution size (images, height and width, channels) that reached `convolutions_per_s`."""
 
 
 @dataclass(kw_only=True, slots=True)
 class _Candidate:
     size: int | tuple[int, int, int]
     flops: float
-    """Operations of one turn of the loop."""
+    """Floating-point operations per iteration of the loop."""
     run: Callable[[int], float]
-    """Runs some turns; returns their seconds."""
-    turn_s: float = 0.0
+    """Runs this many iterations; returns the time that they took, seconds."""
+    iteration_s: float = 0.0
     best_per_s: float = 0.0
 
 
 def measure_peak_flops(dtype: str, *, seconds: float) -> PeakFlops:
     """Measure matrix products and convolutions of several sizes, and return the highest rates.
 
-    Each is a `tf.function` on the default device, waited for at its end. A size is left out where
-    a turn of it would take more than its share of the time, or more than the free memory.
+    Each size runs in a `tf.function` on the default device, timed until its result is ready. A size is
+    left out if one iteration would take more than the size's share of the time, or more than the free
+    memory.
 
     Args:
         dtype: One of `DTYPES`.
-        seconds: Total time, seconds; tracing and the smallest sizes may take longer.
+        seconds: Total measuring time, seconds; tracing and the smallest sizes may need more.
 
     Raises:
-        ConfigError: the type is unknown, or the time is not above 0.
+        ConfigError: the dtype is unknown, or the time is not above 0.
     """
     if dtype not in DTYPES:
-        raise ConfigError(f"the type of a peak must be one of {', '.join(DTYPES)}", got=dtype)
+        raise ConfigError(f"the dtype of a peak must be one of {', '.join(DTYPES)}", got=dtype)
     if not seconds > 0:
-        raise ConfigError("a peak takes more than 0 seconds to measure", got=seconds)
+        raise ConfigError("the time to measure a peak must be more than 0 seconds", got=seconds)
     kind = tf.as_dtype(dtype)
     products = _best(_products(kind), seconds=seconds / 2)
     convolutions = _best(_convolutions(kind), seconds=seconds / 2)
@@ -118,9 +120,9 @@ def measure_peak_flops(dtype: str, *, seconds: float) -> PeakFlops:
 
 
 def quick_peak(dtype: str, kind: Kind, *, seconds: float) -> float:
-    """The rate of one size that fully uses most devices, operations per second.
+    """Measure the rate of a single size that fully uses most devices, operations per second.
 
-    For use during training: only one kernel has to be found, not those of all sizes.
+    It is for use during training, where `measure_peak_flops` would take too long.
 
     Args:
         dtype: One of `DTYPES`.
@@ -148,35 +150,35 @@ def _best(candidates: Iterator[_Candidate], *, seconds: float) -> _Candidate:
     window_s = seconds / 2 / (ROUNDS * len(fitting))
     for _ in range(ROUNDS):
         for candidate in fitting:
-            turns = max(1, int(window_s / candidate.turn_s))
-            rate = turns * candidate.flops / candidate.run(turns)
+            iterations = max(1, int(window_s / candidate.iteration_s))
+            rate = iterations * candidate.flops / candidate.run(iterations)
             candidate.best_per_s = max(candidate.best_per_s, rate)
     return max(fitting, key=lambda candidate: candidate.best_per_s)
 
 
 def _that_fit(candidates: Iterator[_Candidate], *, share_s: float) -> list[_Candidate]:
-    """The smallest size, and all that take less than their share of the time; each is warmed up."""
+    """Run each size to warm it up; return the smallest size, and all that take less than their share of time."""
     fitting: list[_Candidate] = []
     per_s = 0.0
     for candidate in candidates:
         if fitting and candidate.flops / per_s > share_s / 2:
             break
         try:
-            # The first call traces it and finds the kernel, the second one gives its duration.
+            # The first call traces the function and selects the kernel; the second one is timed.
             candidate.run(1)
-            candidate.turn_s = max(candidate.run(1), 1e-9)
+            candidate.iteration_s = max(candidate.run(1), 1e-9)
         except tf.errors.ResourceExhaustedError:
             if not fitting:
                 raise
             break
         fitting.append(candidate)
-        per_s = max(per_s, candidate.flops / candidate.turn_s)
+        per_s = max(per_s, candidate.flops / candidate.iteration_s)
     return fitting
 
 
 def _products(kind: tf.DType, sizes: Sequence[int] = PRODUCT_SIZES) -> Iterator[_Candidate]:
     for size in sizes:
-        # So that the numbers stay in range, however often they are multiplied.
+        # This scale keeps the numbers in range, however often they are multiplied.
         factor = _normal([size, size], kind, scale=size**-0.5)
         start = _normal([size, size], kind, scale=1.0)
 
@@ -207,17 +209,17 @@ def _runner(
     once: Callable[[tf.Tensor, tf.Tensor], tf.Tensor], start: tf.Tensor, factor: tf.Tensor
 ) -> Callable[[int], float]:
     @tf.function
-    def turns(start: tf.Tensor, factor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
+    def iterations(start: tf.Tensor, factor: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
         given = start
         for _ in tf.range(number):  # type: ignore[attr-defined]  # AutoGraph's loop
             for _ in range(AT_ONCE):
                 given = once(given, factor)
-        # One number: the call waits for it, and nothing large is copied from the device.
+        # The call waits for this single number; nothing large is copied from the device.
         return tf.reduce_max(given)
 
     def run(number: int) -> float:
         begun_s = time.monotonic()
-        turns(start, factor, tf.constant(number)).numpy()
+        iterations(start, factor, tf.constant(number)).numpy()
         return time.monotonic() - begun_s
 
     return run

@@ -1,6 +1,6 @@
-"""Rebuilds a graph's definition with other shapes, so that TensorFlow infers the resulting shapes.
+"""Rebuilds a graph from its definition with other input shapes, so that TensorFlow infers all other shapes.
 
-Nothing is run, and no function is called: a placeholder with its outputs replaces each call.
+Nothing is run, and no function is called: placeholders for a call's outputs replace the call.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ ANY = tf.TensorShape(None)  # type: ignore[arg-type]  # documented, and not in t
 """Shape of a tensor of unknown rank."""
 
 MAX_VALUES = 16
-"""Most whole numbers of a tensor whose value is passed into a function: it is a shape."""
+"""Maximum size of a whole-number tensor whose value is passed into a function; it may be a shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Known:
-    """The known value of a tensor, or None."""
+    """What is known about a tensor: its dtype, its shape, and the values of some small tensors."""
 
     dtype: tf.DType
     shape: tf.TensorShape
-    """Or of a part of it."""
+    """The shape, as far as it is known."""
 
     value: Any = None
-    """The value of a short array of whole numbers that does not depend on fed values."""
+    """The value of a small tensor of whole numbers that does not depend on the inputs; None if unknown."""
 
     def without_value(self) -> Known:
-        """The same tensor without its value, because it changes from turn to turn."""
+        """The same tensor without its value, for a tensor that changes from iteration to iteration."""
         return Known(dtype=self.dtype, shape=self.shape)
 
 
@@ -44,7 +44,7 @@ def known_of(tensor: Any) -> Known:
 
 
 def common(shapes: Sequence[tf.TensorShape]) -> tf.TensorShape:
-    """The most specific shape that covers all of these."""
+    """The most specific shape that is compatible with all of these."""
     first, *others = shapes
     for other in others:
         first = first.most_specific_compatible_shape(other)
@@ -57,11 +57,11 @@ def name_of(reference: str) -> str:
 
 
 def ordered(nodes: Mapping[str, Any], results: Iterable[str]) -> list[Any]:
-    """The nodes that results depend on, in topological order.
+    """The nodes that the results depend on, in topological order.
 
     Args:
-        nodes: By name, without cycles.
-        results: References.
+        nodes: Name -> node; without cycles.
+        results: References to tensors or nodes.
     """
     done: dict[str, Any] = {}
     waiting = [(name_of(result), False) for result in results]
@@ -78,7 +78,7 @@ def ordered(nodes: Mapping[str, Any], results: Iterable[str]) -> list[Any]:
 
 
 def wanted_of(nodes: Iterable[Any], results: Iterable[str]) -> dict[str, set[int]]:
-    """Node -> its outputs that are read, by number."""
+    """Name of a node -> indices of its outputs that are read."""
     found: dict[str, set[int]] = {}
     references = [*results, *(each for node in nodes for each in node.input)]
     for reference in references:
@@ -89,7 +89,7 @@ def wanted_of(nodes: Iterable[Any], results: Iterable[str]) -> dict[str, set[int
 
 
 def declared(node: Any) -> list[Known]:
-    """The outputs of a node that calls a function, according to the definition."""
+    """The outputs of a node that calls functions, as in the graph's definition."""
     shapes = node.attr["_output_shapes"].list.shape if "_output_shapes" in node.attr else ()
     key = _TYPES.get(node.op)
     if key is None:
@@ -113,11 +113,12 @@ _TYPES = {
     "StatelessWhile": "T",
     "ReduceDataset": "output_types",
 }
-"""Operation that calls a function -> attribute with the types of its outputs; other ones return datasets."""
+"""Operation that calls functions -> attribute with the dtypes of its outputs. Other such operations return
+datasets."""
 
 
 class SizedGraph:
-    """Builds the nodes of a definition one by one, with the shapes of earlier ones."""
+    """A graph that is built node by node, so that TensorFlow infers the shapes from earlier nodes."""
 
     def __init__(self) -> None:
         """Start an empty graph."""
@@ -126,7 +127,7 @@ class SizedGraph:
         self._offsets: dict[str, dict[str, int]] = {}
 
     def put(self, name: str, outputs: Sequence[Known]) -> None:
-        """Add a placeholder for a node, or for an argument, with what is known about its outputs."""
+        """Replace a node or an argument by placeholders, or by constants for outputs of known value."""
         with self._graph.as_default():
             self._made[name] = [
                 tf.compat.v1.placeholder(each.dtype, each.shape)
@@ -139,10 +140,10 @@ class SizedGraph:
         """Add a node that calls no function.
 
         Raises:
-            ValueError: its inputs do not have compatible shapes.
+            ValueError: the shapes of its inputs do not fit together.
             RuntimeError: this TensorFlow does not have the operation.
         """
-        # Attributes with this prefix are hints for the runtime: colocation, and the shapes themselves.
+        # Attributes that begin with "_" are hints for the runtime, e.g. colocation and the old shapes.
         attributes = {name: each for name, each in node.attr.items() if not name.startswith("_")}
         operation = self._graph.create_op(
             node.op, self.inputs(node), name=node.name, attrs=attributes
@@ -161,23 +162,23 @@ class SizedGraph:
         return [self.tensor(each) for each in node.input if not each.startswith("^")]
 
     def tensor(self, reference: str) -> Any:
-        """The tensor of a reference: `node`, `node:2`, or a function's `node:argument:2`."""
+        """The referenced tensor: `node`, `node:2`, or in a function `node:argument:2`."""
         name, *place = reference.split(":")
         outputs = self._made[name]
         if not place:
             return outputs[0]
         if len(place) == 1:
             return outputs[int(place[0])]
-        # The placeholder of a call has one list of outputs.
+        # A call has no entry in `_offsets`: its placeholders are one list of outputs.
         return outputs[self._offsets.get(name, {}).get(place[0], 0) + int(place[1])]
 
     def definition(self) -> Any:
-        """The graph, with the inferred shapes."""
+        """The `GraphDef`, with the inferred shapes."""
         return self._graph.as_graph_def(add_shapes=True)
 
 
 def _offsets(operation: Any) -> dict[str, int]:
-    """Output argument -> number of its first output."""
+    """Output argument -> index of its first output."""
     found: dict[str, int] = {}
     start = 0
     for argument in operation.op_def.output_arg:

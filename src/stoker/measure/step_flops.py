@@ -1,7 +1,7 @@
-"""Counts a graph's operations: a model's forward pass, or the step that a script's watcher wrote.
+"""Counts the operations of a graph: a model's forward pass, or a training step that a script's watcher wrote.
 
-A step's graph contains forward and backward pass, so nothing is assumed about either. But Keras leaves
-the batch size open: every function body is rebuilt with the shapes that were actually fed.
+A step's graph contains the forward and the backward pass, so both are counted. Keras does not fix the
+batch size, so each function's body is rebuilt with the shapes of a real batch.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 
 import tensorflow as tf
 
-from stoker.measure.flops_graph import Body, body_of, loop_turns
+from stoker.measure.flops_graph import Body, body_of, loop_iterations
 from stoker.measure.operation_tally import Tally, tally_of
 from stoker.measure.sized_graph import (
     ANY,
@@ -29,7 +29,7 @@ _FEEDS = ("IteratorGetNext", "IteratorGetNextSync", "OptionalGetValue")
 """Operations that return a batch."""
 
 _PASSES = ("ReduceDataset", "ScanDataset")
-"""Operations that call a function for each batch of a dataset: AutoGraph's loop over one."""
+"""Operations that call a function for each batch of a dataset: AutoGraph's loop over a dataset."""
 
 _CALLS = ("PartitionedCall", "StatefulPartitionedCall")
 _BRANCHES = ("If", "StatelessIf", "Case", "StatelessCase")
@@ -40,8 +40,8 @@ def count_graph(graph: Any, results: Sequence[str]) -> Tally:
     """Count the operations of a graph whose inputs have known sizes.
 
     Args:
-        graph: A definition with shapes.
-        results: References to the wanted results, and `^node` for nodes that must run as well.
+        graph: A `GraphDef` with shapes.
+        results: References to the requested results, and `^node` for other nodes that must run.
 
     Raises:
         RuntimeError: the graph has an operation that this TensorFlow does not know.
@@ -54,15 +54,15 @@ def count_step(step: Mapping[str, Any], folder: Path) -> Tally:
     """Count the operations of a step.
 
     Args:
-        step: As the watcher wrote it; `calls` is the number of steps per call, `kind` the kind
-            of loop that it belongs to.
-        folder: The folder with its graph.
+        step: The watcher's record of the step; `calls` is the number of steps per call, `kind` the kind
+            of loop that the step belongs to.
+        folder: The folder that contains the step's graph.
 
     Returns:
-        The count of one call; for a loop inside a tf.function, of one turn.
+        The count of one call; for a loop inside a tf.function, the count of one iteration.
 
     Raises:
-        ValueError: the fed shapes do not fit the graph.
+        ValueError: the batch's shapes do not fit the graph.
         RuntimeError: the graph has an operation that this TensorFlow does not know.
     """
     graph = tf.compat.v1.GraphDef.FromString((folder / step["graph"]).read_bytes())
@@ -79,7 +79,7 @@ def count_step(step: Mapping[str, Any], folder: Path) -> Tally:
 
 
 class _Walk:
-    """Counts function bodies, each with the shapes of its arguments."""
+    """Counts the bodies of functions, each with the shapes of its arguments."""
 
     def __init__(
         self,
@@ -96,15 +96,15 @@ class _Walk:
     def count(
         self, nodes: Sequence[Any], arguments: Mapping[str, Known], results: Sequence[str]
     ) -> tuple[list[Known], Tally]:
-        """Rebuild a body with its arguments, and count it.
+        """Rebuild a body with its arguments, and count its operations.
 
         Args:
             nodes: The nodes of the body.
-            arguments: The function's arguments, by name.
-            results: References to the wanted results, and `^node` for nodes that must run as well.
+            arguments: Name of each of the function's arguments -> what is known about it.
+            results: References to the requested results, and `^node` for other nodes that must run.
 
         Returns:
-            What is known about the results that are tensors, in order; and the count.
+            What is known about each result that is a tensor, in order; and the count.
         """
         needed = ordered({node.name: node for node in nodes}, results)
         wanted = wanted_of(needed, results)
@@ -127,7 +127,7 @@ class _Walk:
         return found, tally.plus(tally_of(sized.definition()))
 
     def _fed(self, node: Any) -> list[Known]:
-        """What is known about a node's inputs; empty without inputs."""
+        """The known outputs of a node that returns a batch or a fed value; empty for other nodes."""
         if node.op == "Placeholder" and node.name in self._given:
             kind = tf.as_dtype(node.attr["dtype"].type)
             return [Known(dtype=kind, shape=tf.TensorShape(self._given[node.name]))]
@@ -150,7 +150,7 @@ class _Walk:
         outer: Body,
         only: set[int],
     ) -> tuple[list[Known], Tally]:
-        """The outputs of a node that calls functions, and the functions' count."""
+        """The outputs of a node that calls functions, and the count of these functions."""
         missing = [name for name in called if name not in self._functions]
         if missing:
             why = f"{missing[0]}: a function whose body is not in the graph"
@@ -162,23 +162,23 @@ class _Walk:
         elif node.op in _CALLS:
             outputs, tally = self._function(called[0], entering, only=only)
         elif node.op in _PASSES:
-            return declared(node), self._turn(node, called[0], entering)
+            return declared(node), self._iteration(node, called[0], entering)
         elif "Dataset" in node.op:
-            # A stage of the input, which does not run on a device.
+            # A stage of the input pipeline, which does not run on a device.
             return declared(node), Tally()
         else:
-            why = f"{node.name}: it is not known how often {node.op} calls"
+            why = f"{node.name}: it is not known how often {node.op} calls its function"
             return declared(node), Tally(unknown=(why,))
         return _merged(outputs, declared(node)), tally
 
     def _function(
         self, name: str, entering: Sequence[Known], *, only: set[int] | None = None
     ) -> tuple[list[Known], Tally]:
-        """Count a function, for its wanted outputs or for all."""
+        """Count a function; `only`: the indices of the outputs that are read, None: all."""
         function = self._functions[name]
         arguments = [argument.name for argument in function.signature.input_arg]
         outputs = [function.ret[output.name] for output in function.signature.output_arg]
-        # A function that XLA compiles as a whole computes all its outputs, wanted or not.
+        # A function that XLA compiles as a whole computes all its outputs, even unread ones.
         compiled = "_XlaMustCompile" in function.attr and function.attr["_XlaMustCompile"].b
         places = [
             place for place in range(len(outputs)) if only is None or compiled or place in only
@@ -201,7 +201,7 @@ class _Walk:
         found = [self._function(name, entering) for name in called]
         tallies = [tally for _, tally in found]
         most = max(tallies, key=lambda tally: tally.total)
-        # Keras's branch for several steps per call only checks whether a batch is left.
+        # Keras's branches in a call of several steps only check whether a batch is left.
         if len({tally.total for tally in tallies}) > 1 and self._calls == 1:
             note = f"{node.name}: the largest branch of {node.op} is counted"
             most = Tally(notes=(note,)).plus(most)
@@ -214,7 +214,7 @@ class _Walk:
     def _loop(self, node: Any, entering: list[Known], *, outer: Body) -> tuple[list[Known], Tally]:
         name = node.attr["body"].func.name
         body = self._library[name]
-        # A value that a turn passes on unchanged is kept; all others may change from turn to turn.
+        # A value that an iteration passes on unchanged stays known; all others may change.
         kept = [body.argument(result) == place for place, result in enumerate(body.results)]
         entering = [
             known if place < len(kept) and kept[place] else known.without_value()
@@ -233,34 +233,35 @@ class _Walk:
             Known(dtype=before.dtype, shape=common([before.shape, after.shape]))
             for before, after in zip(entering, leaving, strict=True)
         ]
-        return leaving, self._turns(node, tally, outer=outer)
+        return leaving, self._whole_loop(node, tally, outer=outer)
 
-    def _turns(self, node: Any, turn: Tally, *, outer: Body) -> Tally:
-        """The count of a loop, from that of one turn."""
-        if not turn.total:
-            return turn
-        turns = loop_turns(outer, node, library=self._library)
-        if turns.number is None:
-            return Tally(unknown=(f"{node.name}: a loop of unknown length",)).plus(turn)
-        # Keras's loop over the steps of a call ends sooner only if its data does.
-        own = self._calls > 1 and turns.number == self._calls
-        if turns.at_most and not own:
-            note = f"{node.name}: a loop of at most {turns.number} turns, counted as that"
-            return Tally(notes=(note,)).plus(turn, times=turns.number)
-        return Tally().plus(turn, times=turns.number)
+    def _whole_loop(self, node: Any, iteration: Tally, *, outer: Body) -> Tally:
+        """The count of a loop, from the count of one iteration."""
+        if not iteration.total:
+            return iteration
+        iterations = loop_iterations(outer, node, library=self._library)
+        if iterations.number is None:
+            return Tally(unknown=(f"{node.name}: a loop of unknown length",)).plus(iteration)
+        # Keras's loop over the steps of a call ends early only if the dataset ends.
+        own = self._calls > 1 and iterations.number == self._calls
+        if iterations.at_most and not own:
+            number = iterations.number
+            note = f"{node.name}: a loop of at most {number} iterations, counted as {number}"
+            return Tally(notes=(note,)).plus(iteration, times=number)
+        return Tally().plus(iteration, times=iterations.number)
 
-    def _turn(self, node: Any, name: str, entering: Sequence[Known]) -> Tally:
-        """The count of one turn of a loop over a dataset: a step."""
+    def _iteration(self, node: Any, name: str, entering: Sequence[Known]) -> Tally:
+        """The count of one iteration of a loop over a dataset, which is a step."""
         arguments = self._functions[name].signature.input_arg
         states = len(node.attr["Tstate"].list.type)
-        # The dataset comes first, then what a turn passes to the next, then captured tensors.
+        # The dataset comes first, then what an iteration passes to the next, then captured tensors.
         carried = [known.without_value() for known in entering[1 : 1 + states]]
         captured = entering[1 + states :]
         elements = len(arguments) - len(carried) - len(captured)
         if self._takes_batch(name, arguments[len(carried) : len(carried) + elements]):
             _, tally = self._function(name, [*carried, *self._batch, *captured])
             return tally.in_a_pass()
-        # AutoGraph adds a loop over the results of its loop over a dataset, which computes nothing.
+        # AutoGraph adds a second loop over the results of its loop over a dataset; it computes nothing.
         kinds = [tf.as_dtype(each.type) for each in arguments[states : states + elements]]
         other = [Known(dtype=kind, shape=ANY) for kind in kinds]
         _, tally = self._function(name, [*carried, *other, *captured])
@@ -269,7 +270,7 @@ class _Walk:
         return Tally(unknown=(f"{node.name}: a loop over another dataset",))
 
     def _takes_batch(self, name: str, arguments: Sequence[Any]) -> bool:
-        """Whether these arguments of a function can be the parts of a batch."""
+        """Whether these arguments of a function have the dtypes and shapes of a batch's parts."""
         if len(arguments) != len(self._batch):
             return False
         shapes = [self._library[name].shape(argument.name) for argument in arguments]
@@ -281,7 +282,7 @@ class _Walk:
 
 
 def _merged(outputs: Sequence[Known], also: Sequence[Known]) -> list[Known]:
-    """Combine what was found about outputs with their definition."""
+    """Combine the computed and the declared shapes of outputs."""
     if len(outputs) != len(also):
         return list(outputs)
     return [
@@ -292,7 +293,7 @@ def _merged(outputs: Sequence[Known], also: Sequence[Known]) -> list[Known]:
 
 def _called(node: Any) -> list[str]:
     """The functions that a node calls, except a loop's condition."""
-    # Looking up an attribute by its key would add it to the definition.
+    # Iterate over the items: looking up a missing attribute by its key would add it to the definition.
     found = [
         value.func.name
         for key, value in node.attr.items()

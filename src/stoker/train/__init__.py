@@ -1,1 +1,1 @@
-"""The training loop, its step, its checkpoints and its measurement."""
+"""Trains models: the loop, the step, checkpoints, health checks, and measurements of a run."""

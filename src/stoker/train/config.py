@@ -1,4 +1,4 @@
-"""The `train` section, and the fixed rules behind each `auto`."""
+"""The `train` section, and the fixed rules for the value of each `auto`."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ class MemoryConfig:
     """The `train.memory` section; without a GPU it has no effect."""
 
     growth: bool = True
-    """Take GPU memory when needed, instead of all of it at the start."""
+    """Take GPU memory when it is needed, instead of all of it at the start."""
 
     limit_mb: int | None = None
-    """Most memory that this process takes of each GPU, MiB; it is taken at the start, so `growth`
-    has no effect. null: all of it."""
+    """Memory that this process takes on each GPU, MiB; it is taken at the start, so `growth` has no
+    effect. null: all memory."""
 
     visible_devices: tuple[int, ...] | None = None
     """GPUs that this process may use, by number. null: all."""
@@ -37,7 +37,8 @@ class MemoryConfig:
             return
         if len(set(self.visible_devices)) != len(self.visible_devices):
             raise ConfigError(
-                "train.memory.visible_devices must name a GPU once", got=list(self.visible_devices)
+                "train.memory.visible_devices must not name a GPU twice",
+                got=list(self.visible_devices),
             )
 
 
@@ -46,20 +47,20 @@ class TensorBoardConfig:
     """What TensorBoard shows in addition to loss, metrics and speed."""
 
     histograms_every_steps: int | None = None
-    """Steps between two histograms of every weight. null: once an epoch; 0: never."""
+    """Steps between two histograms of every weight. null: once per epoch; 0: never."""
 
     gradients: bool = True
-    """Also histograms of the gradients: one more pass over the same batch each time."""
+    """Show histograms of the gradients, too; each time, this takes one more pass over the same batch."""
 
     graph: bool = True
     """Show the graph of a step."""
 
     embeddings: dict[str, str | None] = field(default_factory=dict)
-    """Embedding layers for the projector, after each epoch: layer -> the vocabulary (an output made
-    with it, or its file name) whose terms label the vectors, or null."""
+    """Embedding layers that the projector shows, after each epoch: layer -> vocabulary whose terms label
+    the vectors (a feature made with the vocabulary, or its file name), or null for no labels."""
 
     profile: str | None = None
-    """`START:STOP`: the steps to profile, e.g. 20:30."""
+    """`START:STOP`: first and last step to profile, e.g. 20:30. null: no profile."""
 
     def __post_init__(self) -> None:
         if self.histograms_every_steps is not None and self.histograms_every_steps < 0:
@@ -72,10 +73,10 @@ class TensorBoardConfig:
 
 
 def profiled_steps(profile: str) -> tuple[int, int]:
-    """Return first and last step, from 1, of `START:STOP`.
+    """Return first and last step of `START:STOP`; the first step of a training is 1.
 
     Raises:
-        ConfigError: It has another form, or contains no step.
+        ConfigError: The text has another form, or contains no step.
     """
     match = re.fullmatch(r"(\d+):(\d+)", profile)
     first, last = (int(match[1]), int(match[2])) if match else (0, 0)
@@ -103,10 +104,10 @@ class CheckpointConfig:
     """Number of the newest checkpoints to keep: if one is damaged, an older one is used."""
 
     keep_every_h: float | None = None
-    """Keep one checkpoint of every this many hours of training permanently; null: none."""
+    """Also keep a checkpoint for each interval of this many hours of training; null: none."""
 
     max_overhead: float = 0.035
-    """Largest share of the training time that checkpoints may cost if `every_s` is auto."""
+    """Maximum share of the training time that checkpoints may cost if `every_s` is auto."""
 
     def __post_init__(self) -> None:
         if self.every_s != "auto" and not self.every_s > 0:
@@ -119,7 +120,7 @@ class CheckpointConfig:
             raise ConfigError(
                 "train.checkpoint.keep_last must be at least 1",
                 got=self.keep_last,
-                fix="With 2 or more, there is an older one if the newest is damaged.",
+                fix="With 2 or more, an older checkpoint is left if the newest one is damaged.",
             )
         if self.keep_every_h is not None and not self.keep_every_h > 0:
             raise ConfigError(
@@ -141,19 +142,19 @@ ReductionDtype = Literal["float32", "bfloat16", "float16"]
 """Dtype in which gradients are sent; they are kept in float32."""
 
 MAX = 10_000_000
-"""Most epochs, rows per batch or steps per call: a larger setting is probably a typo."""
+"""Maximum number of epochs, of rows per batch, and of steps per call: a larger setting is probably a typo."""
 
 MAX_BYTES = 2**40
-"""Most bytes per pack of gradients: a larger setting is probably a typo."""
+"""Maximum size of a pack of gradients, bytes: a larger setting is probably a typo."""
 
 MAX_THREADS = 1024
-"""Most threads of one process: a larger setting is probably a typo."""
+"""Maximum number of threads of a process: a larger setting is probably a typo."""
 
 TEST_SWITCH = "STOKER_XLA_BACKGROUND"
-"""Environment variable for tests: try XLA on a CPU too, if at least this many seconds remain."""
+"""Environment variable for tests: XLA is also tried on a CPU, if at least this many seconds remain."""
 
 MAX_SCALE = 2**24
-"""Largest fixed loss scale: a larger setting is probably a typo."""
+"""Maximum fixed loss scale: a larger setting is probably a typo."""
 
 BFLOAT16_CAPABILITY = (8, 0)
 """First NVIDIA compute capability whose tensor cores support bfloat16 (Ampere).
@@ -162,50 +163,50 @@ Source: NVIDIA, CUDA C++ Programming Guide, "Compute Capabilities".
 """
 
 FLOAT16_CAPABILITY = (7, 0)
-"""First NVIDIA compute capability with tensor cores (Volta); before Ampere they support float16
-only.
-Source: the same."""
+"""First NVIDIA compute capability with tensor cores (Volta); before Ampere, they support only float16.
+
+Source: NVIDIA, CUDA C++ Programming Guide, "Compute Capabilities"."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrainConfig:
     """The `train` section.
 
-    A step is one update of the weights, over the global batch: `batch_size` x `accumulate` x
-    replicas.
+    A step is one update of the weights from one global batch, whose size is `batch_size` x `accumulate`
+    x number of replicas.
     """
 
     epochs: int = 10
-    """Passes over the training split."""
+    """Number of passes over the training split."""
 
     batch_size: int | Auto = "auto"
-    """Samples of a replica in one pass. auto: the largest power of two up to rows / 64, between 16
-    and 512, divided by the number of replicas."""
+    """Number of samples of a replica in one pass. auto: the largest power of two up to rows / 64, between
+    16 and 512, divided by the number of replicas."""
 
     accumulate: int = 1
-    """Passes whose gradients make one update; they are reduced over replicas once."""
+    """Number of passes whose gradients are summed for one update; they are reduced over replicas once."""
 
     steps_per_call: int | Auto = "auto"
-    """Steps run by one Python call. auto: the steps of an epoch, at most 50; 1 if a callback has a
-    batch hook."""
+    """Number of steps per call from Python. auto: the steps of an epoch, at most 50; 1 if a callback has
+    a batch hook."""
 
     precision: Precision | Auto = "auto"
     """Keras dtype policy. auto: mixed_bfloat16 on TPUs and if all GPUs have compute capability 8.0
     or higher, mixed_float16 if all have 7.0 or higher, else float32."""
 
     loss_scale: float | Literal["auto", "dynamic"] = "auto"
-    """Factor of the loss before the backward pass, so that small gradients in float16 do not become
-    zero. dynamic: halved when gradients overflow, which skips the step, and doubled after 2,000
-    good steps. A number is fixed, and no step is skipped. auto: dynamic for mixed_float16, else
+    """Factor by which the loss is multiplied before the backward pass, so that small gradients in float16
+    do not become zero. dynamic: halved when gradients overflow, which skips the step, and doubled after
+    2,000 good steps. A number: fixed, and no step is skipped. auto: dynamic for mixed_float16, else
     1."""
 
     tf32: bool = True
-    """Let NVIDIA GPUs from Ampere on multiply float32 with 10 bits of mantissa."""
+    """Let NVIDIA GPUs (Ampere or newer) multiply float32 numbers with 10 bits of mantissa."""
 
     xla: bool | Auto = "auto"
     """Compile the step with XLA: forward and backward pass, and on a single device the update.
-    auto: off, except that on one GPU training starts without it, compiles in the background,
-    compares both on its own batches and keeps the faster one. XLA is not tried with
+    auto: off, except on a single GPU: training starts without XLA, compiles in the background, compares
+    both forms of the step on its own batches, and keeps the faster one. XLA is not tried with
     train.deterministic, a lock file, several devices, or a string feature. On a TPU, the whole step
     is always compiled."""
 
@@ -214,29 +215,29 @@ class TrainConfig:
     GPUs, else one device. tpu must be set explicitly, and was not run on hardware."""
 
     replicas: int | Auto = "auto"
-    """Replicas of this process. auto: one per GPU. Without GPUs, the CPU is split into as many.
-    With a TPU, set the number of its cores."""
+    """Number of replicas in this process. auto: one per GPU. Without GPUs, the CPU is split into this
+    many devices. With a TPU, set the number of its cores."""
 
     elastic: ElasticConfig | None = None
     """Let a restart continue with another number of workers: `{min: 2, max: 8}`. The global batch is
-    cut into `max` parts of `batch_size` rows, however many workers there are. null: a run keeps its
-    number of workers."""
+    always divided into `max` parts of `batch_size` rows. null: the number of workers of a run cannot
+    change."""
 
     scale_lr: Literal["none", "linear", "sqrt"] = "none"
-    """Factor of the learning rate: 1, n, or the square root of n, with n = accumulate x replicas
-    (or the virtual workers of `elastic`), the global batch over `batch_size`."""
+    """Factor by which the learning rate is multiplied: 1, n, or the square root of n. n is the global
+    batch size divided by `batch_size`: accumulate x replicas (with `elastic`: x virtual workers)."""
 
     clip_norm: float | None = None
-    """Largest global norm of all gradients, after reduction over replicas."""
+    """Maximum global norm of all gradients, after reduction over replicas. null: no limit."""
 
     class_weight: dict[int, float] | None = None
-    """Class -> weight of its samples in training, and in validation, whose loss selects the best
-    epoch; 1 for other classes. (`Model.fit` validates without weights.)"""
+    """Class -> weight of its samples; 1 for other classes. Validation uses the weights too, because its
+    loss selects the best epoch. (`Model.fit` validates without weights.)"""
 
     sample_weight: str | None = None
-    """How much each sample counts in training and validation: an output of the preprocessing
-    function, else a raw column, with numbers of 0 or more. It must not be a feature; serving does
-    not need it."""
+    """Name of the weight of each sample in training and validation: an output of the preprocessing
+    function, else a raw column. The weights are numbers of 0 or more. It must not be a feature, and
+    serving does not need it."""
 
     ema: float | None = None
     """Momentum of an exponential moving average of the weights, e.g. 0.999; the average is
@@ -246,9 +247,9 @@ class TrainConfig:
     """Dtype in which gradients are sent between replicas."""
 
     reduction_bytes_per_pack: int = 0
-    """Gradients are sent between replicas in packs of at least this many bytes, the first ones
-    while others are still computed; 0: in one pack, when all are available. No effect with one
-    replica."""
+    """Minimum size of a pack of gradients that replicas exchange, bytes: the first packs are sent while
+    later gradients are still computed. 0: a single pack, when all gradients are ready. No effect with
+    one replica."""
 
     callbacks: str | None = None
     """`module:function` that returns a list of keras.callbacks.Callback."""
@@ -258,14 +259,14 @@ class TrainConfig:
 
     on_oom: Literal["reduce", "stop"] = "reduce"
     """Reaction to a step that does not fit in memory. reduce: half the batch and twice
-    `accumulate`, which keeps the global batch; stop: an error with the size."""
+    `accumulate`, which keeps the global batch; stop: end with an error that shows the size."""
 
     on_nan: Literal["stop", "rollback"] = "stop"
     """Reaction to a loss or gradient that is not finite. rollback: return to the last checkpoint,
     and continue without the samples of that step."""
 
     nan_budget: int = 3
-    """Most rollbacks of a run."""
+    """Maximum number of rollbacks in a run."""
 
     divergence: DivergenceConfig = field(default_factory=DivergenceConfig)
     """When a growing loss is reported as divergence."""
@@ -274,29 +275,29 @@ class TrainConfig:
     """GPU memory that TensorFlow may take."""
 
     intra_op_threads: int | None = None
-    """CPU threads of one operation. null: TensorFlow's default, all cores."""
+    """Number of CPU threads for one operation. null: TensorFlow's default, all cores."""
 
     inter_op_threads: int | None = None
-    """CPU operations that run at once. null: TensorFlow's default, the number of cores."""
+    """Number of CPU operations that run at once. null: TensorFlow's default, the number of cores."""
 
     remat: tuple[str, ...] = ()
-    """Layers, by name or pattern (`block*`), whose activations are computed again in the backward
-    pass instead of being kept."""
+    """Layers, by name or pattern (`block*`), whose activations are not kept, but computed again in the
+    backward pass, to save memory."""
 
     tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
     """What TensorBoard shows in addition to loss, metrics and speed."""
 
     metrics_port: int | None = None
-    """Port on which the run serves its metrics for Prometheus, at /metrics. 0: a free one; null:
-    none."""
+    """Port on which the run serves its metrics for Prometheus, at /metrics. 0: a free port; null: the
+    metrics are not served."""
 
     metrics_host: str = "127.0.0.1"
-    """IPv4 address of this machine on which `metrics_port` listens. Other machines reach any but
-    127.0.0.1, without authentication; 0.0.0.0: all addresses."""
+    """IPv4 address of this machine on which `metrics_port` listens. 0.0.0.0: all addresses. Other machines
+    can read the metrics without authentication, unless the address is 127.0.0.1."""
 
     metrics_textfile: str | None = None
     """File for node_exporter (`*.prom`) with the same metrics, written every 5 seconds and removed
-    at the end. null: none."""
+    at the end. null: no file."""
 
     max_restarts: int = 3
     """How often `stoker train --workers` restarts all workers after one of them failed."""
@@ -305,7 +306,7 @@ class TrainConfig:
     """Seconds without a heartbeat after which a worker counts as hung, and all workers restart."""
 
     deterministic: bool = False
-    """Same seed, same data: bit-identical weights, at some cost of speed."""
+    """With the same seed and data, compute bit-identical weights; this costs some speed."""
 
     seed: int = 0
     """Seed of weights, dropout and the order of samples."""
@@ -314,14 +315,13 @@ class TrainConfig:
     """Augmentation of training images; not used in validation, evaluation and serving."""
 
     feed: FeedConfig = field(default_factory=FeedConfig)
-    """How batches are prepared during the step; only `decoder` can change the results of
-    training."""
+    """How batches are prepared while the step runs; only `decoder` can change the results of training."""
 
     monitor: str = "val_loss"
-    """The metric that selects the best epoch: `val_loss` or `val_` + one of the model's metrics."""
+    """The metric that selects the best epoch: `val_loss`, or `val_` + the name of a metric of the model."""
 
     monitor_mode: Literal["min", "max", "auto"] = "auto"
-    """Whether lower or higher is better. auto: lower for losses and errors, else higher."""
+    """Whether lower (min) or higher (max) is better. auto: lower for losses and errors, else higher."""
 
     def __post_init__(self) -> None:
         least = dict.fromkeys(
@@ -403,16 +403,16 @@ class ResolvedTraining:
     """The value of each `auto` on this machine; stored with the run and used again on resume."""
 
     batch_size: int
-    """Samples of a replica in one pass."""
+    """Number of samples of a replica in one pass."""
 
     accumulate: int
-    """Passes per update."""
+    """Number of passes per update."""
 
     replicas: int
-    """Copies of the model, over all workers."""
+    """Number of copies of the model, over all workers."""
 
     workers: int
-    """Number of processes."""
+    """Number of worker processes."""
 
     steps_per_call: int
     precision: Precision
@@ -420,14 +420,14 @@ class ResolvedTraining:
     strategy: StrategyName
 
     lr_factor: float
-    """Factor of the learning rate."""
+    """Factor by which the learning rate is multiplied."""
 
     virtual_workers: int = 0
-    """Slices of the global batch of an elastic training, dealt out evenly to the replicas; 0: it is
-    not elastic."""
+    """Number of slices of the global batch in an elastic training, which are distributed evenly over the
+    replicas; 0: the training is not elastic."""
 
     xla_trial: bool = False
-    """Whether XLA is tried during the run, which starts without it."""
+    """Whether the run starts without XLA and tries XLA later."""
 
     why: dict[str, str]
     """Setting -> reason for its value."""
@@ -444,7 +444,7 @@ class AutoInputs:
 
     devices: Devices
     rows: int
-    """Samples in the training split."""
+    """Number of samples in the training split."""
 
     string_features: bool
     """Whether a feature of the model is a string."""
@@ -456,13 +456,13 @@ class AutoInputs:
     """Number of parameter servers in TF_CONFIG."""
 
     batches_from_elsewhere: bool = False
-    """Whether batches come from a user's own dataset or from a data service."""
+    """Whether batches come from a user-defined dataset or from a data service."""
 
     data_service: bool = False
     """Whether batches come from a data service."""
 
     tuned: bool = False
-    """Whether there is a lock file: settings found by `stoker tune` are not measured again."""
+    """Whether a lock file is used: settings that `stoker tune` found are not measured again."""
 
     tries_xla_on_cpu: bool = False
     """For tests: try XLA during a run even without a GPU."""
@@ -476,12 +476,12 @@ def resolve(config: TrainConfig, inputs: AutoInputs) -> ResolvedTraining:
         inputs: Devices, data, and the cluster.
 
     Raises:
-        ConfigError: XLA was requested and a feature is a string, a strategy needs a cluster that
-            does not exist, or a TPU does not support a setting.
+        ConfigError: XLA is set but a feature is a string, a strategy needs a cluster that does not
+            exist, or a TPU does not support a setting.
     """
     if config.xla is True and inputs.string_features:
         raise ConfigError(
-            "train.xla: true needs numeric features only, XLA has no strings",
+            "train.xla: true needs numeric features only, because XLA does not support strings",
             got=True,
             fix="Turn strings into ids in preprocessing_fn, or set train.xla: auto.",
         )
@@ -531,13 +531,13 @@ def resolve(config: TrainConfig, inputs: AutoInputs) -> ResolvedTraining:
 
 
 def _why_xla_is_not_tried(config: TrainConfig, inputs: AutoInputs, strategy: StrategyName) -> str:
-    """Return the reason; empty if XLA is tried."""
+    """Return why XLA is not tried during the run; empty if it is tried."""
     if config.xla != "auto":
         return "as set"
     reasons = {
         "no GPU": not inputs.devices.gpus and not inputs.tries_xla_on_cpu,
         "a feature is a string": inputs.string_features,
-        # A run that switches programs rounds in two ways.
+        # Steps with and without XLA round differently, so the result would depend on when XLA is used.
         "train.deterministic": config.deterministic,
         "train.memory takes all memory, and the compiler needs some": not config.memory.growth
         and config.memory.limit_mb is None,
@@ -584,7 +584,7 @@ def _replicas(config: TrainConfig, gpus: int, strategy: StrategyName) -> int:
         return 1
     if config.replicas != "auto":
         return config.replicas
-    # A worker computes one batch, and the server applies one after the other.
+    # With a parameter server, each worker computes its own batches, so a step has a single replica.
     return 1 if strategy == "parameter_server" else max(1, gpus)
 
 
@@ -607,8 +607,8 @@ def _require_for_tpu(config: TrainConfig, inputs: AutoInputs) -> None:
     found = [what for what, is_there in refused.items() if is_there]
     if found:
         raise ConfigError(
-            "train.strategy: tpu takes numbers from this machine's shards, in float32 or bfloat16, "
-            "and the number of the TPU's cores as train.replicas",
+            "train.strategy: tpu needs numeric features from this machine's shards, in float32 or "
+            "bfloat16, and train.replicas set to the number of the TPU's cores",
             got=Plain(" and ".join(found)),
             fix="Change it, or use another strategy.",
         )
@@ -617,8 +617,8 @@ def _require_for_tpu(config: TrainConfig, inputs: AutoInputs) -> None:
 def _require_whole_step(rows: int, global_batch: int) -> None:
     if rows < global_batch:
         raise ConfigError(
-            "train.strategy: tpu takes whole steps only: the training split must fill one",
-            got=Plain(f"{rows} rows, and {global_batch} a step"),
+            "train.strategy: tpu needs enough training rows for at least one whole step",
+            got=Plain(f"{rows} rows, and {global_batch} rows per step"),
             fix="Reduce train.batch_size.",
         )
 
@@ -628,11 +628,10 @@ def _precision(
 ) -> tuple[Precision, str]:
     """Return the dtype policy, and the reason.
 
-    bfloat16 on all hardware that computes it: it has float32's range, so nothing overflows and no
-    step is skipped. float16 only on cards whose tensor cores support nothing else. It has not been
-    measured which of the two is faster on cards that compute both: `make bench-gpu` measures it,
-    and this rule would change if float16 is faster by more than the spread, with the same loss
-    curve.
+    bfloat16 is used on all hardware that supports it: it has the range of float32, so nothing overflows
+    and no step is skipped. float16 is used only on GPUs whose tensor cores support nothing else. Which
+    of the two is faster on GPUs that support both has not been measured yet: `make bench-gpu` measures
+    it. If float16 is faster by more than the noise, with the same loss curve, this rule should change.
     """
     if config.precision != "auto":
         return config.precision, "as set"

@@ -1,7 +1,7 @@
-"""The `train.elastic` section: a training that can continue with another number of workers.
+"""The `train.elastic` section, for a training that can continue with another number of workers.
 
 The global batch is divided into `max` slices, one for each virtual worker. Each replica runs the passes of several
-virtual workers one after another, so nothing but the order of sums depends on the number of replicas.
+virtual workers one after another, so only the order of sums depends on the number of replicas.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from stoker.cluster.sizes import allowed_sizes
 from stoker.core.errors import ConfigError, Plain
 
 MAX_WORKERS = 1024
-"""Most virtual workers: a larger setting is probably a typo, and a step would be that many passes."""
+"""Maximum number of virtual workers: a step has as many passes, and a larger setting is probably a typo."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -21,11 +21,11 @@ class ElasticConfig:
     """The `train.elastic` section; with it, a training can continue with another number of workers."""
 
     max: int
-    """Number of virtual workers, into which every global batch is divided; also the most workers. It is part of the
-    run: another value is another training."""
+    """Number of virtual workers, and maximum number of workers. Every global batch is divided into this many slices,
+    so a run cannot continue with another value."""
 
     min: int = 1
-    """Fewest workers. Allowed numbers are the divisors of `max` from `min` on."""
+    """Minimum number of workers. Allowed numbers of workers are the divisors of `max` that are at least `min`."""
 
     def __post_init__(self) -> None:
         if not 2 <= self.max <= MAX_WORKERS:
@@ -46,7 +46,7 @@ class ElasticConfig:
 
 
 def require_size(elastic: ElasticConfig, workers: int, *, what: str = "workers") -> None:
-    """Refuse a number of workers among which the virtual ones cannot be distributed evenly.
+    """Refuse a number of workers over which the virtual workers cannot be distributed evenly.
 
     Args:
         elastic: The setting.
@@ -54,14 +54,14 @@ def require_size(elastic: ElasticConfig, workers: int, *, what: str = "workers")
         what: `workers` or `replicas`.
 
     Raises:
-        ConfigError: The number is not allowed; the allowed ones are named.
+        ConfigError: The number is not allowed; the error names the allowed numbers.
     """
     if workers in elastic.sizes:
         return
     sizes = ", ".join(map(str, elastic.sizes))
     raise ConfigError(
         f"an elastic training of {elastic.max} virtual workers must have {sizes} {what}: "
-        f"the divisors of {elastic.max} from train.elastic.min ({elastic.min}) on",
+        f"divisors of {elastic.max} that are at least train.elastic.min ({elastic.min})",
         got=Plain(f"{workers}"),
         fix="`stoker train --workers N` sets the number.",
     )
@@ -71,10 +71,10 @@ def require_elastic_settings(conflicts: Mapping[str, bool]) -> None:
     """Refuse settings with which the result would depend on the number of workers.
 
     Args:
-        conflicts: Setting as it is written -> whether it is set.
+        conflicts: Setting as the user writes it -> whether it is set.
 
     Raises:
-        ConfigError: At least one is set; they are named.
+        ConfigError: At least one of them is set; the error names them.
     """
     found = [setting for setting, is_set in conflicts.items() if is_set]
     if found:

@@ -1,1 +1,1 @@
-"""Tuning of a training: profile and diagnosis, levers, trials, search, ledger, lock file and reports."""
+"""Makes a training faster: profile and diagnosis, levers, trials, search, ledger, lock file and reports."""

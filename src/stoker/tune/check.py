@@ -1,4 +1,4 @@
-"""`stoker tune --check`: do the lock file's figures still hold, and was the machine quiet enough to tell?"""
+"""`stoker tune --check`: checks whether the lock file's figures still hold, on a quiet machine if possible."""
 
 from __future__ import annotations
 
@@ -11,46 +11,46 @@ from typing import Any
 from stoker.tune.compare import Load
 
 BUSY_SLACK = 0.05
-"""How far the interval of the busy fraction may be below that of the promise."""
+"""How far the interval of the busy fraction may be below the interval in the lock file."""
 
 SPEED_SLACK = 0.2
-"""By which share samples per second may be fewer, relative to the machine's speed at the time of the promise."""
+"""Share by which samples per second may be below the lock file's, after correction for the machine's speed."""
 
 CHECKS = 3
-"""Number of processes that measure on a quiet machine before a promise counts as broken."""
+"""Number of measurements on a quiet machine after which a figure of the lock file may count as broken."""
 
 MAX_CHECKS = 6
-"""Number of processes that measure on a busy machine: it may be quiet for a later one."""
+"""Maximum number of measurements: if the machine is busy, it may be quiet for a later one."""
 
 SLOWER_SHARE = 0.05
-"""By which share the machine itself must be slower to be reported."""
+"""A machine that has become slower by at least this share is reported."""
 
 _TIME_FACTOR = 1.5
-"""Another process measures if the remaining time is this many times the first one's duration."""
+"""Another measurement begins only if the remaining time is this many times the first one's duration."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Measured:
-    """Measurement of one process."""
+    """The measurement of one process."""
 
     figures: dict[str, Any]
-    """Name in the lock file -> figure."""
+    """Name in the lock file -> measured figure."""
 
     load: Load | None = None
-    """Load of other processes meanwhile; None if unknown."""
+    """Load of other processes during the measurement; None if unknown."""
 
     @property
     def is_quiet(self) -> bool:
-        """Whether no other load is known."""
+        """Whether the load of other processes was small, or is unknown."""
         return self.load is None or self.load.is_quiet
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Settled:
-    """Measurements of all processes together."""
+    """The result of one or more measurements."""
 
     figures: dict[str, Any]
-    """Name -> median over the processes that had a quiet machine; over all if none had."""
+    """Name -> median over the measurements on a quiet machine; over all if none was quiet."""
 
     loads: tuple[Load | None, ...]
     """Load of other processes during each measurement, in order."""
@@ -64,30 +64,30 @@ class Settled:
         count = f"{len(loaded)} of {len(self.loads)} measurements"
         text = f"The machine was not quiet: {worst.text()} during {count}"
         if len(loaded) < len(self.loads):
-            return f"{text}; the others decide."
+            return f"{text}; only the other measurements count."
         return f"{text}. Run the check again when nothing else runs."
 
 
 def settled(
-    measure: Callable[[float], Measured], promised: Mapping[str, float], *, within_s: float
+    measure: Callable[[float], Measured], recorded: Mapping[str, float], *, within_s: float
 ) -> Settled:
-    """Measure once if that confirms the promise, otherwise as often as the time allows.
+    """Measure once if that confirms the lock file's figures, otherwise as often as the time allows.
 
-    Processes with the same code differ by some per cent, so a single one does not disprove a promise;
-    and one that shared its cores proves nothing if another one did not.
+    Processes with the same code differ by some percent, so one slow measurement disproves nothing.
+    A measurement during other load does not count if there is one on a quiet machine.
 
     Args:
-        measure: Measures in a new process, within a number of seconds.
-        promised: Name -> figure.
-        within_s: Longest time for everything, seconds.
+        measure: Measures in a new process, within this number of seconds.
+        recorded: Name in the lock file -> recorded figure.
+        within_s: Maximum time for all measurements, seconds.
 
     Raises:
-        TrialFailed: the first process did not end in time, or one of them could not measure.
+        TrialFailed: a process could not measure, or did not end in time.
     """
     began_s = time.monotonic()
     found = [measure(within_s)]
     longest_s = time.monotonic() - began_s
-    while any(broken(promised, found[0].figures)) and not _is_enough(found):
+    while any(broken(recorded, found[0].figures)) and not _is_enough(found):
         left_s = began_s + within_s - time.monotonic()
         if left_s < _TIME_FACTOR * longest_s:
             break
@@ -104,38 +104,38 @@ def _is_enough(found: Sequence[Measured]) -> bool:
     return len(found) >= MAX_CHECKS or sum(each.is_quiet for each in found) >= CHECKS
 
 
-def broken(promised: Mapping[str, float], now: Mapping[str, float]) -> Iterator[str]:
-    """Yield a sentence for each figure of a promise that does not hold."""
-    # A device cannot be busy for more than all of the time: a promise above 1 was noise. And every
-    # value of an interval is as likely as its median, so only an interval below the other breaks a
-    # promise.
-    low = promised.get("busy_low", promised["busy_fraction"])
+def broken(recorded: Mapping[str, float], now: Mapping[str, float]) -> Iterator[str]:
+    """Yield a clause for each figure of the lock file that does not hold."""
+    # A device cannot be busy for more than 100 % of the time: a recorded value above 1 was noise. Any
+    # value of an interval may be the true one, so U is broken only if its new interval is below the
+    # recorded one.
+    low = recorded.get("busy_low", recorded["busy_fraction"])
     least = min(1.0, low) - BUSY_SLACK
     if now.get("busy_high", now["busy_fraction"]) < least:
         yield (
             f"U is {now['busy_fraction']:.1%}, the lock file has "
-            f"{min(1.0, promised['busy_fraction']):.1%} (at least {least:.1%})"
+            f"{min(1.0, recorded['busy_fraction']):.1%} (at least {least:.1%})"
         )
-    least = promised["samples_per_s"] * (1 - SPEED_SLACK) * _pace(promised, now)
+    least = recorded["samples_per_s"] * (1 - SPEED_SLACK) * _pace(recorded, now)
     if now["samples_per_s"] < least:
         yield (
             f"{now['samples_per_s']:,.0f} samples/s, the lock file has "
-            f"{promised['samples_per_s']:,.0f} (at least {least:,.0f})"
+            f"{recorded['samples_per_s']:,.0f} (at least {least:,.0f})"
         )
 
 
-def _pace(promised: Mapping[str, float], now: Mapping[str, float | None]) -> float:
-    """Return the machine's speed now as a share of its speed then, at most 1; 1 if unknown."""
-    was, is_now = promised.get("pace"), now.get("pace")
+def _pace(recorded: Mapping[str, float], now: Mapping[str, float | None]) -> float:
+    """Return the machine's speed as a share of its recorded speed, at most 1; 1 if unknown."""
+    was, is_now = recorded.get("pace"), now.get("pace")
     return min(1.0, is_now / was) if was and is_now else 1.0
 
 
-def slower(promised: Mapping[str, float], now: Mapping[str, float | None]) -> str:
-    """Return a sentence about a machine that is slower than it was; empty if it is not."""
-    share = _pace(promised, now)
+def slower(recorded: Mapping[str, float], now: Mapping[str, float | None]) -> str:
+    """Return a sentence if the machine is slower than during the tuning; else an empty string."""
+    share = _pace(recorded, now)
     if share > 1 - SLOWER_SHARE:
         return ""
     return (
-        f"The machine multiplies at {share:.0%} of the speed that it had when this was promised; the "
-        "samples per second may be fewer in proportion."
+        f"The machine multiplies matrices at {share:.0%} of its speed during the tuning, so "
+        "proportionally fewer samples per second are accepted."
     )

@@ -1,4 +1,4 @@
-"""Comparisons: speeds by pairs of windows, loss curves by seeds, and the load of other processes."""
+"""Compares speeds by pairs of windows, and loss curves by seeds; measures the load of other processes."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ import numpy as np
 from numpy.typing import NDArray
 
 MIN_PAIRS, MAX_PAIRS = 6, 16
-"""Minimum and maximum number of pairs of windows: fewer give no interval, more hardly narrow it."""
+"""Minimum and maximum number of pairs of windows: fewer give no interval, and more hardly narrow it."""
 
 CONFIDENCE = 0.95
 """Probability that the interval contains the true median."""
 
 MIN_GAIN = 0.05
-"""Difference of two processes with the same settings on a quiet machine: less is not a gain."""
+"""Minimum gain in speed that counts: on a quiet machine, two processes with the same settings may differ by this."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Gain:
-    """Ratio of the second speed to the first."""
+    """Ratio of the second speed to the first one, over some pairs."""
 
     ratio: float
-    """Median over the pairs."""
+    """Median of the pairs' ratios."""
 
     low: float
     high: float
-    """Interval of the median at `CONFIDENCE`, without an assumption about the noise."""
+    """Confidence interval of the median at `CONFIDENCE`, for noise of any distribution."""
 
     pairs: int
 
@@ -51,32 +51,32 @@ def gain_of(pairs: Sequence[tuple[float, float]]) -> Gain:
     """Return the gain that pairs of speeds show.
 
     Args:
-        pairs: [pairs] speeds of the first and the second, in one unit, measured side by side; at
-            least `MIN_PAIRS`.
+        pairs: [pairs] speed of the first and speed of the second setting, in the same unit; the two
+            windows of a pair are measured one after the other. At least `MIN_PAIRS`.
 
     Raises:
         ValueError: there are too few pairs.
 
-    Source: the sign test's interval of a median by order statistics (Conover, Practical
-    Nonparametric Statistics, 3.2).
+    Source of the interval: order statistics, as in the sign test (Conover, Practical Nonparametric
+    Statistics, 3.2).
     """
     if len(pairs) < MIN_PAIRS:
-        raise ValueError(f"{len(pairs)} pairs give no interval, {MIN_PAIRS} do")
+        raise ValueError(f"an interval needs at least {MIN_PAIRS} pairs, got {len(pairs)}")
     ratios = [second / first for first, second in pairs]
     low, high = interval(ratios)
     return Gain(ratio=median(ratios), low=low, high=high, pairs=len(ratios))
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """Return the interval of the median, see `gain_of`; the whole range of fewer than `MIN_PAIRS` values."""
+    """Return the interval of the median as in `gain_of`; of fewer than `MIN_PAIRS` values, their whole range."""
     ordered = sorted(values)
     outside = _outside(len(ordered))
     return ordered[outside], ordered[-1 - outside]
 
 
 def _outside(count: int) -> int:
-    """Return how many of the smallest, and of the largest, values are outside the interval."""
-    # As integers: 2**1024 overflows a float.
+    """Return how many of the smallest values are below the interval; as many of the largest are above it."""
+    # `total` is an integer, because 2**1024 overflows a float.
     tail, total = 0.0, 2**count
     for outside in range(count):
         tail += math.comb(count, outside) / total
@@ -86,26 +86,26 @@ def _outside(count: int) -> int:
 
 
 def threshold_of(noise: Gain) -> float:
-    """Return the least ratio that counts as a gain if two equal processes differ by `noise`."""
+    """Return the minimum ratio that counts as a gain if two processes with the same settings differ by `noise`."""
     return 1.0 + max(MIN_GAIN, noise.ratio - 1.0, 1.0 / noise.ratio - 1.0)
 
 
 def compare(
     first: Callable[[], float], second: Callable[[], float], *, threshold: float
 ) -> tuple[Gain, list[tuple[float, float]]]:
-    """Measure two settings in turn, until it is clear on which side of the threshold the ratio lies.
+    """Measure two settings in turn, until it is clear whether the ratio is above the threshold.
 
     Args:
-        first: Measures a window of the first setting; returns its speed.
-        second: The same for the second setting.
-        threshold: The least ratio that counts.
+        first: Measures a window with the first settings; returns its speed.
+        second: The same with the second settings.
+        threshold: The minimum ratio that counts as a gain.
 
     Returns:
-        The gain, and the speeds of every pair, in order.
+        The gain, and the two speeds of each pair, in order.
     """
     pairs: list[tuple[float, float]] = []
     while True:
-        # The first window of a pair warms the machine for the second.
+        # The first window of a pair warms up the machine for the second one, so they change places.
         if len(pairs) % 2:
             later = second()
             pairs.append((first(), later))
@@ -120,35 +120,35 @@ def compare(
 
 
 SEEDS = (0, 1, 2)
-"""Seeds of the loss curves: three pairs of them give the spread."""
+"""Seeds of the loss curves; the three pairs of seeds show how much seeds alone change a curve."""
 
 POINTS = 10
-"""Points of a curve, each the mean loss over a stretch of steps."""
+"""Number of points of a loss curve; each is the mean loss over a stretch of steps."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Parity:
-    """Comparison of the loss curves of two settings."""
+    """Comparison of the loss curves with two settings."""
 
     alike: bool
-    """Whether they differ no more than seeds do."""
+    """Whether the settings change the curves by no more than another seed does."""
 
     differ_by: float
-    """Mean distance of the two curves of a seed, over the second half; the largest of all seeds."""
+    """Mean distance between a seed's two curves in their second half; the maximum over all seeds."""
 
     seeds_differ_by: float
-    """Mean distance of the curves of two seeds with the first setting; the largest of all pairs."""
+    """The same between the curves of two seeds with the first setting; the maximum over all pairs of seeds."""
 
     why: str
     """The result as a clause."""
 
 
 def parity_of(first: Sequence[Sequence[float]], second: Sequence[Sequence[float]]) -> Parity:
-    """Compare curves seed by seed.
+    """Compare loss curves seed by seed.
 
     Args:
         first: [seeds][points] losses with the first setting.
-        second: [seeds][points] losses with the second setting, for the same seeds and samples.
+        second: [seeds][points] losses with the second setting, with the same seeds and samples.
 
     Raises:
         ValueError: the shapes differ, or there are fewer than two seeds.
@@ -181,25 +181,26 @@ def _distance(one: NDArray[np.float64], two: NDArray[np.float64]) -> float:
 
 
 def stretches(steps: int) -> int:
-    """Return the steps of a stretch for a curve of this many steps."""
+    """Return the number of steps per point of a loss curve over this many steps."""
     return max(1, steps // POINTS)
 
 
 STAT = Path("/proc/stat")
-"""CPU time by core and kind. Source: proc_stat(5)."""
+"""File with the CPU time of each core by kind. Source: proc_stat(5)."""
 
 IDLE_FIELDS = (3, 4)
-"""Positions of idle and iowait, in which a core did nothing."""
+"""Positions of idle and iowait in a line of `STAT`: time in which a core did nothing."""
 
 GUEST_FIELDS = (8, 9)
-"""Positions of guest and guest_nice, which user and nice include."""
+"""Positions of guest and guest_nice in a line of `STAT`; user and nice already include them."""
 
 SESSION_FIELD, OWN_FIELDS = 3, slice(11, 15)
-"""Positions after the name in /proc/PID/stat: session; utime, stime, cutime and cstime.
+"""Positions in /proc/PID/stat, counted after the name: session; utime, stime, cutime and cstime.
 Source: proc_pid_stat(5)."""
 
 QUIET_SHARE = 0.1
-"""Share of the cores' time; the kernel and the services of an idle machine take less."""
+"""A machine is quiet if other processes use at most this share of the cores' time. The kernel and the
+services of an idle machine use less."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -207,31 +208,31 @@ class Load:
     """Load of other processes on the cores that a measurement could use."""
 
     cores: int
-    """Cores that this process may use."""
+    """Number of cores that this process may use."""
 
     others: float
-    """Mean number of them that other processes used, including other guests of the host."""
+    """Mean number of these cores that were used by other processes, or by other guests of the host."""
 
     @property
     def is_quiet(self) -> bool:
-        """Whether a measurement had the machine to itself."""
+        """Whether other processes used so little that a measurement was not disturbed."""
         return self.others <= QUIET_SHARE * self.cores
 
     def text(self) -> str:
         """Return the load as a clause."""
-        return f"other processes took {self.others:.1f} of its {self.cores} cores"
+        return f"other processes used {self.others:.1f} of its {self.cores} cores"
 
 
 @contextmanager
 def watched_load(*sessions: int) -> Iterator[Callable[[], Load | None]]:
-    """Measure the load of other processes until the end of the block.
+    """Measure the load of other processes during a `with` block.
 
     Args:
-        sessions: IDs of the measured processes, each of which leads a session of its own. These
-            sessions and this process do not count.
+        sessions: IDs of the measured processes, each of which leads its own session. These
+            sessions and this process do not count as other processes.
 
     Yields:
-        A function that returns the load; None without /proc/stat, i.e. outside of Linux.
+        A function that returns the load after the block; None without /proc/stat, i.e. not on Linux.
     """
     begun = _CpuTime.now(sessions)
     found: list[Load | None] = []
@@ -243,11 +244,11 @@ def watched_load(*sessions: int) -> Iterator[Callable[[], Load | None]]:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _CpuTime:
-    """CPU seconds until now."""
+    """CPU time that was used until now."""
 
     wall_s: float
     busy_s: float | None
-    """All processes, on the cores that this process may use; None if unknown."""
+    """CPU time of all processes on the cores that this process may use, seconds; None if unknown."""
 
     own_s: float
     cores: int
@@ -272,11 +273,11 @@ def _between(begun: _CpuTime, end: _CpuTime) -> Load | None:
 
 
 def busy_s(stat: str, cores: set[int]) -> float:
-    """Return the CPU seconds since the start of the machine in which some cores were busy.
+    """Return the CPU time of some cores since the machine started, without idle time, seconds.
 
     Args:
         stat: Content of /proc/stat.
-        cores: Numbers of cores.
+        cores: Numbers of these cores.
     """
     ticks = 0
     for line in stat.splitlines():
@@ -288,12 +289,12 @@ def busy_s(stat: str, cores: set[int]) -> float:
 
 
 def _own_s(sessions: Collection[int]) -> float:
-    """Return the CPU seconds of this process and of sessions, including ended children."""
+    """Return the CPU time of this process and of some sessions, with their ended children, seconds."""
     ticks = 0
     for stat in Path("/proc").glob("[0-9]*/stat"):
-        # A process may end meanwhile.
+        # The process may have ended since `glob` listed it.
         with suppress(OSError):
-            # The name, in parentheses, may hold anything.
+            # The process's name, in parentheses, may contain any characters, even ") ".
             fields = stat.read_text().rpartition(") ")[2].split()
             if int(fields[SESSION_FIELD]) in sessions or int(stat.parent.name) == os.getpid():
                 ticks += sum(map(int, fields[OWN_FIELDS]))

@@ -1,7 +1,7 @@
 """The ledger of a tuning: every sample and every decision, in order.
 
-Each event is a line of JSON, on the disk before the search acts on it. So a killed tuning keeps what it
-measured, and every decision can be derived from its samples again.
+Each event is a line of JSON, which is on the disk before the search acts on it. So the measurements of a
+killed tuning are not lost, and every decision can be derived again from its samples.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from stoker.tune.compare import gain_of, parity_of, threshold_of
 
 
 class Ledger:
-    """A file of events, append-only."""
+    """An append-only file of events."""
 
     def __init__(self, path: Path) -> None:
         """Create the file.
@@ -33,7 +33,7 @@ class Ledger:
             self._file = path.open("x", encoding="utf-8")
 
     def write(self, event: str, facts: Mapping[str, Any]) -> None:
-        """Append an event, and wait until it is on the disk.
+        """Append an event with its facts, and wait until it is on the disk.
 
         Raises:
             FullDisk: the disk is full.
@@ -51,10 +51,10 @@ class Ledger:
 
 
 def events(path: Path) -> Iterator[dict[str, Any]]:
-    """Yield the events of a ledger, without a last line that a kill has cut.
+    """Yield the events of a ledger; skip the last line if a kill has truncated it.
 
     Raises:
-        DataError: a line before the last is not JSON.
+        DataError: a line before the last one is not JSON.
     """
     lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
     for number, line in enumerate(lines, 1):
@@ -68,10 +68,10 @@ def events(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def replay(path: Path) -> list[dict[str, Any]]:
-    """Derive each decision again from the samples of a ledger; return those that differ.
+    """Derive each decision of a ledger again from its samples; return the decisions that differ.
 
     Returns:
-        Lever, recorded decision, and the decision that follows from the samples.
+        For each of them: lever, recorded decision, and the decision that follows from the samples.
     """
     threshold, differing = 1.0, []
     for event in events(path):
@@ -90,9 +90,9 @@ def decide(event: Mapping[str, Any], *, threshold: float) -> str:
     """Return the decision that follows from the samples of a lever: `kept`, `reverted` or `proposed`.
 
     Args:
-        event: `pairs` of speeds; `input_pairs`, if the input's CPU time decides; `curves` of both
-            settings, if the lever changes numbers; and `only_proposed`.
-        threshold: The least ratio that counts.
+        event: The samples: `pairs` of speeds; `input_pairs`, if the input's CPU time decides; loss
+            `curves` of both settings, if the lever changes numbers; and `only_proposed`.
+        threshold: The minimum ratio that counts as a gain.
     """
     speed = gain_of([tuple(pair) for pair in event["pairs"]])
     if event.get("input_pairs"):

@@ -1,8 +1,8 @@
-"""The levers of a tuning: changes of settings that may make a training faster, in the order of trial.
+"""The levers of a tuning: changes of settings that may make a training faster, in the order of their trials.
 
-A lever comes before those that depend on it: the input decides whether the step is the bottleneck, the
-number of steps in a call decides how much of a step is Python, and the precision decides whether XLA
-helps. Every lever is a set of settings of `stoker.yaml`, so the lock file can keep it.
+A lever is tried before all levers whose effect depends on it: the input decides whether the step is the
+bottleneck, the number of steps per call decides how much of a step is Python, and the precision decides
+whether XLA helps. Every lever is a set of settings of `stoker.yaml`, so a lock file can keep it.
 """
 
 from __future__ import annotations
@@ -28,76 +28,78 @@ class Lever:
     """A change of settings, and how it is judged."""
 
     name: str
-    """Name for the user: `10 steps a call`."""
+    """Name for the user: `10 steps per call`."""
 
     settings: Mapping[str, Any]
-    """Dotted names of `stoker.yaml` -> values."""
+    """Dotted name of a setting of `stoker.yaml` -> its new value."""
 
     part: Part
     """The part of the step's time that it shortens."""
 
     changes_numbers: bool = False
-    """It is kept only if the loss curve stays the same."""
+    """Whether it may change the loss. If so, it is kept only if the loss curves stay alike."""
 
     only_proposed: bool = False
-    """It changes the training itself, so it is measured but the user decides."""
+    """Whether it is measured but not applied, because it changes the training itself: the user decides."""
 
     by_speed: bool = False
-    """For the input: its work stays the same, so samples per second decide, not CPU time."""
+    """For a lever of the input: whether it leaves the input's work unchanged. If so, it is judged by
+    samples per second; if not, by the input's CPU time."""
 
     does_more_at_once: bool = False
-    """For the input: helps only if training waits for batches and a core is idle."""
+    """For a lever of the input: whether it helps only if training waits for batches and a core is idle."""
 
     only_for: Bottleneck | None = None
-    """The only bottleneck that it helps against; None: any."""
+    """The only bottleneck that it helps against; None if it may help against any."""
 
     after_memory_of: str | None = None
-    """Name of another lever; this one is tried only if that one ran out of memory."""
+    """Name of another lever: this lever is tried only if the other one ran out of memory."""
 
     why: str
-    """Why it may help."""
+    """Why it may help, for the user."""
 
 
 _feed_lever = functools.partial(Lever, part="input", by_speed=True)
-"""Changes how the same input is prepared."""
+"""Creates a lever that changes how the same input is prepared."""
 
 _step_lever = functools.partial(Lever, part="step", changes_numbers=True)
-"""Changes the step, and perhaps its rounding."""
+"""Creates a lever that changes the step, and perhaps its rounding."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelFacts:
-    """Facts that only a process knows that has opened the data and built the model."""
+    """Facts that are known only to a process that has opened the data and built the model."""
 
     passes_agree: bool
-    """Two passes over a user-defined dataset begin with the same bytes, so one may replace all."""
+    """Whether two passes over a user-defined dataset begin with the same bytes, so that a cached pass can
+    replace later ones."""
 
     image_store: str | None
-    """How images are stored in the shards; None without images."""
+    """How images are stored in the shards (`data.images.store`); None without images."""
 
     made_here: bool
-    """This process makes batches on demand: none are kept, and no data service is used."""
+    """Whether this process makes batches on demand: they are not kept, and no data service is used."""
 
     byte_features: Mapping[str, str]
-    """Features of a user-defined dataset that could be sent as uint8, in the form of `train.feed.uint8`:
-    in every split all their values are bytes. Empty if some are sent as uint8 already."""
+    """Features of a user-defined dataset whose values are bytes (0 to 255) in all splits, so that they could
+    be sent as uint8; in the form of `train.feed.uint8`. Empty if some are sent as uint8 already."""
 
     string_features: bool
-    """Some features are strings, which XLA does not have."""
+    """Whether some features are strings, which XLA does not support."""
 
     gradient_bytes: int
-    """Size of one exchange between replicas, bytes as sent."""
+    """Size of one exchange of gradients between replicas, bytes as sent."""
 
     per_epoch: int
-    """Steps of an epoch."""
+    """Number of steps per epoch."""
 
     blocks: tuple[str, ...]
-    """Layers of the model that hold layers; empty if some are rematerialized already."""
+    """Names of the model's layers that contain layers; empty if some are rematerialized already."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Situation:
-    """What the levers depend on."""
+    """The settings and facts that decide which levers apply."""
 
     train: TrainConfig
     """The section `train`."""
@@ -106,10 +108,10 @@ class Situation:
     """The section `data`."""
 
     resolved: ResolvedTraining
-    """Result of each `auto` of `train`."""
+    """The section `train` with a value for each `auto`."""
 
     devices: Devices
-    """The machine."""
+    """CPU cores and GPUs of the machine."""
 
     model: ModelFacts
 
@@ -140,20 +142,20 @@ class Situation:
 
 
 LARGER = 4
-"""Factor of a larger batch."""
+"""Factor by which levers enlarge the batch, or the number of passes per update."""
 
 AT_ONCE = 4
-"""Batches of images that are prepared at the same time."""
+"""Number of batches of images that are prepared at the same time."""
 
 AHEAD = 32
-"""Batches that are prefetched."""
+"""Number of batches that are prefetched."""
 
 CALL_LENGTHS = (10, 50)
-"""Steps of a call; at most those of an epoch."""
+"""Numbers of steps per call that are tried; a call has at most all steps of an epoch."""
 
 
 def levers(situation: Situation) -> list[Lever]:
-    """Return the levers that apply, in the order of trial."""
+    """Return the levers that apply, in the order of their trials."""
     return [
         *_input(situation),
         *_python(situation),
@@ -173,7 +175,7 @@ def _input(situation: Situation) -> Iterator[Lever]:
             name="keep the dataset's first pass in memory",
             settings={"data.pipeline.cache": "memory"},
             part="input",
-            why="later passes read what the first one made",
+            why="later passes read the batches of the first one",
         )
     if situation.model.image_store == "original":
         for store, what in (
@@ -185,7 +187,7 @@ def _input(situation: Situation) -> Iterator[Lever]:
                 settings={"data.images.store": store},
                 part="input",
                 changes_numbers=True,
-                why="less is decoded for each sample",
+                why="decoding a sample takes less work",
             )
     if situation.model.image_store == "resized":
         yield Lever(
@@ -193,7 +195,7 @@ def _input(situation: Situation) -> Iterator[Lever]:
             settings={"data.images.store": "raw"},
             part="input",
             changes_numbers=True,
-            why="nothing is decoded for a sample",
+            why="samples need no decoding",
         )
     if situation.model.made_here:
         yield from _decoding(situation)
@@ -205,7 +207,7 @@ def _input(situation: Situation) -> Iterator[Lever]:
 
 
 def _decoding(situation: Situation) -> Iterator[Lever]:
-    """Change the decoder of images; raw images need none."""
+    """Yield a lever that changes the decoder of images; raw images need no decoder."""
     if situation.model.image_store not in {"original", "resized"}:
         return
     other = "native" if situation.train.feed.decoder == "opencv" else "opencv"
@@ -214,14 +216,15 @@ def _decoding(situation: Situation) -> Iterator[Lever]:
         settings={"train.feed.decoder": other},
         part="input",
         changes_numbers=True,
-        why="which decoder is quicker depends on the images and on the machine",
+        why="which decoder is faster depends on the images and on the machine",
     )
 
 
 def _feeding(situation: Situation) -> Iterator[Lever]:
-    """Change how much of the input runs at the same time, and how far ahead of the step."""
+    """Yield levers that change how much of the input runs at the same time, or how many batches ahead."""
     if situation.train.feed.threads is None:
-        # Half of the cores leave the others to the step; twice as many work while others wait for files.
+        # Half as many threads as cores leave cores to the step. With twice as many threads as cores, some
+        # threads work while others wait for files.
         half, twice = situation.cores // 2, 2 * situation.cores
         for threads, idle in ((half, False), (twice, True)):
             if threads:
@@ -245,17 +248,17 @@ def _feeding(situation: Situation) -> Iterator[Lever]:
             name=f"{AHEAD} batches made ahead",
             settings={"train.feed.prefetch": AHEAD},
             does_more_at_once=True,
-            why="longer pauses of the input are bridged",
+            why="training can continue during longer pauses of the input",
         )
 
 
 def _tensorflow_options(situation: Situation) -> Iterator[Lever]:
-    """Change `tf.data.Options` of a user-defined dataset."""
+    """Yield levers that change the `tf.data.Options` of a user-defined dataset."""
     if situation.train.feed.autotune:
         yield _feed_lever(
             name="the dataset as it is written, without TensorFlow's autotuner",
             settings={"train.feed.autotune": False},
-            why="the parallelism and buffers in the code stay; no autotuner changes them",
+            why="no autotuner changes the parallelism and the buffers that the code sets",
         )
     if situation.gpus and not situation.train.feed.slack:
         yield _feed_lever(
@@ -270,7 +273,7 @@ def _bytes(situation: Situation) -> Iterator[Lever]:
         yield _feed_lever(
             name=f"{', '.join(situation.model.byte_features)} sent as uint8",
             settings={"train.feed.uint8": dict(situation.model.byte_features)},
-            why="a quarter of the bytes is kept, copied and sent to the device",
+            why="only a quarter of the bytes is kept, copied and sent to the device",
         )
 
 
@@ -278,7 +281,7 @@ def _python(situation: Situation) -> Iterator[Lever]:
     for length in sorted({min(length, situation.model.per_epoch) for length in CALL_LENGTHS}):
         if situation.resolved.steps_per_call < length:
             yield Lever(
-                name=f"{length} steps a call",
+                name=f"{length} steps per call",
                 settings={"train.steps_per_call": length},
                 part="python",
                 why="Python runs once per call",
@@ -292,7 +295,7 @@ def _step(situation: Situation) -> Iterator[Lever]:
         settings={"train.precision": other},
         why="matrix products in 16 bits move half the bytes"
         if other != "float32"
-        else "this device computes float32 faster than the set precision",
+        else "this device may compute float32 faster than the current precision",
     )
     if not situation.model.string_features:
         yield _step_lever(
@@ -300,12 +303,12 @@ def _step(situation: Situation) -> Iterator[Lever]:
             settings={"train.xla": not situation.resolved.xla},
             why="operations are fused"
             if not situation.resolved.xla
-            else "TensorFlow's own kernels are tried",
+            else "TensorFlow's own kernels may be faster",
         )
 
 
 def _strategy(situation: Situation) -> Iterator[Lever]:
-    """Use one device instead of several or vice versa; the samples of a step stay the same."""
+    """Yield levers that use one device instead of several or vice versa, with as many samples per step."""
     if situation.resolved.strategy == "mirrored" and situation.resolved.replicas > 1:
         whole = situation.resolved.batch_size * situation.resolved.replicas
         yield _step_lever(
@@ -330,19 +333,22 @@ def _exchange(situation: Situation) -> Iterator[Lever]:
         yield _step_lever(
             name="gradients sent as bfloat16",
             settings={"train.reduction_dtype": "bfloat16"},
-            why="half the bytes go between replicas",
+            why="replicas exchange half the bytes",
         )
 
 
 PACKS = (2, 8)
-"""Number of packs in which gradients are sent."""
+"""Numbers of packs of gradients that are tried."""
 
 MIN_PACK_BYTES = 2**20
-"""A smaller pack costs more than it saves."""
+"""Minimum size of a pack, bytes: a smaller one costs more time than it saves."""
 
 
 def _packs(situation: Situation) -> Iterator[Lever]:
-    """Send gradients before all are computed; XLA and accumulation produce all of them at once."""
+    """Yield levers that send the first gradients before all are computed.
+
+    With XLA or accumulation they cannot help, because all gradients are ready at the same time.
+    """
     at_once = situation.resolved.xla or situation.resolved.accumulate > 1
     if situation.resolved.replicas == 1 or situation.train.reduction_bytes_per_pack or at_once:
         return
@@ -353,27 +359,27 @@ def _packs(situation: Situation) -> Iterator[Lever]:
                 name=f"gradients sent in {count} packs",
                 settings={"train.reduction_bytes_per_pack": size_bytes},
                 part="step",
-                # A sum of two numbers has only one order.
+                # The sum of two replicas' gradients does not depend on their order.
                 changes_numbers=situation.resolved.replicas > 2,
                 only_for="communication",
-                why="the first ones are exchanged while the others are still computed",
+                why="the first gradients are exchanged while later ones are still computed",
             )
 
 
 def _passes(situation: Situation) -> Iterator[Lever]:
-    """Exchange less often; for a user-defined dataset it would only split the batch."""
+    """Yield a lever that exchanges gradients less often; for a user-defined dataset it would only split the batch."""
     if (
         situation.resolved.replicas > 1
         and situation.resolved.accumulate == 1
         and not situation.own_dataset
     ):
         yield _step_lever(
-            name=f"{LARGER} passes an update",
+            name=f"{LARGER} passes per update",
             settings={"train.accumulate": LARGER},
             only_proposed=True,
             only_for="communication",
-            why=f"gradients are exchanged once for {LARGER} times the samples; there are fewer updates "
-            "in an epoch, so choose the learning rate and the epochs again",
+            why=f"gradients are exchanged once for {LARGER} times the samples; an epoch has fewer updates, "
+            "so choose the learning rate and the number of epochs again",
         )
 
 
@@ -387,17 +393,17 @@ def _threads(situation: Situation) -> Iterator[Lever]:
             settings={"train.intra_op_threads": threads},
             why="small operations are not split, and cores are left to the input",
         )
-    # Replicas wait for each other, each on its own thread.
+    # Each replica waits for the others on a thread of its own, so replicas need these threads.
     if situation.train.inter_op_threads is None and situation.resolved.replicas == 1:
         yield _step_lever(
             name=f"{threads} operation{'s' * (threads > 1)} at once",
             settings={"train.inter_op_threads": threads},
-            why="operations do not compete for cores and caches",
+            why="fewer operations compete for cores and caches",
         )
 
 
 def other_precision(precision: str, gpus: Sequence[Gpu]) -> str:
-    """Return the precision that a step is compared in: float32, or the one that the device is made for."""
+    """Return the precision to compare with: float32, or if that is used, the device's best 16-bit one."""
     if precision != "float32":
         return "float32"
     if all(gpu.compute_capability >= BFLOAT16_CAPABILITY for gpu in gpus):
@@ -416,7 +422,7 @@ def _batch(situation: Situation) -> Iterator[Lever]:
                 else {"train.accumulate": 1},
                 part="step",
                 changes_numbers=True,
-                why="one pass over as many samples",
+                why="one pass processes the same samples",
             ),
             situation,
         )
@@ -426,15 +432,15 @@ def _batch(situation: Situation) -> Iterator[Lever]:
             name=f"{LARGER} times the batch",
             settings={key: LARGER * situation.resolved.batch_size},
             only_proposed=True,
-            why="the fixed cost of a step is shared by more samples; there are fewer updates in an "
-            "epoch, so choose the learning rate and the epochs again",
+            why="more samples share the fixed cost of a step; an epoch has fewer updates, so choose the "
+            "learning rate and the number of epochs again",
         ),
         situation,
     )
 
 
 def _and_rematerialized(lever: Lever, situation: Situation) -> Iterator[Lever]:
-    """Yield a lever that needs memory, and the same with rematerialization if it runs out of memory."""
+    """Yield a lever, and the same lever with rematerialization, to be tried if it runs out of memory."""
     yield lever
     if situation.model.blocks:
         yield replace(
@@ -449,7 +455,7 @@ def _and_rematerialized(lever: Lever, situation: Situation) -> Iterator[Lever]:
 
 
 EXHAUSTED = 0.8
-"""Share of the cores' time from which more threads do not prepare batches faster."""
+"""If training uses at least this share of the cores' time, more threads do not prepare batches faster."""
 
 
 def data_service(situation: Situation, *, cores_used: float, busy_fraction: float) -> Lever | None:
@@ -458,10 +464,10 @@ def data_service(situation: Situation, *, cores_used: float, busy_fraction: floa
     Args:
         situation: The current settings.
         cores_used: Mean number of cores that training uses.
-        busy_fraction: U.
+        busy_fraction: U, the share of the time in which the device computes.
 
     Returns:
-        A lever that is only proposed: it needs other machines.
+        A lever that is only proposed, because it needs other machines.
     """
     exhausted = cores_used >= EXHAUSTED * situation.cores
     if situation.own_dataset or situation.has_service or not exhausted:
@@ -471,8 +477,8 @@ def data_service(situation: Situation, *, cores_used: float, busy_fraction: floa
         settings={},
         part="input",
         only_proposed=True,
-        why=f"not tried, it needs other machines: training uses {cores_used:.1f} of this machine's "
+        why=f"not tried, because it needs other machines: training uses {cores_used:.1f} of this machine's "
         f"{situation.cores} cores, but still waits for its input. `stoker data-service start` prepares "
-        "batches on another machine, and data.service.address reads them; training becomes at most "
-        f"{1 / busy_fraction:.2g} times as fast, if only the step is left",
+        "batches on another machine, and with data.service.address training reads them. Training becomes "
+        f"at most {1 / busy_fraction:.2g} times as fast, because the step's own time remains",
     )

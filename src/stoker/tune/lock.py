@@ -1,7 +1,7 @@
-"""`stoker.lock.yaml`: the settings that a tuning kept, its machine, and its measurements.
+"""`stoker.lock.yaml`: the settings that a tuning kept, the machine, and the measurements.
 
-The file is next to `stoker.yaml` and should be committed. A setting that was changed in
-`stoker.yaml` since then takes precedence.
+The file is next to `stoker.yaml` and should be committed. If a setting of `stoker.yaml` was changed
+after the tuning, it takes precedence over the lock file's.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from stoker.core.errors import ConfigError, Plain
 from stoker.core.files import write_atomic
 
 FILE = "stoker.lock.yaml"
-"""File name."""
+"""Name of the lock file."""
 
 FORMAT = 1
-"""Version of the format."""
+"""Version of the lock file's format."""
 
 _FIX = "Run `stoker tune` again, or delete it."
 
@@ -37,37 +37,39 @@ class Lock:
     """Content of a lock file."""
 
     settings: dict[str, Any]
-    """Dotted names of `stoker.yaml` -> kept values."""
+    """Dotted name of a setting of `stoker.yaml` -> value that the tuning kept."""
 
     replaced: dict[str, Any]
-    """The same names -> values of `stoker.yaml` when it was tuned; only for them is the setting valid."""
+    """The same names -> values in `stoker.yaml` during the tuning; a setting is used only if this value is
+    still in `stoker.yaml`."""
 
     hardware: dict[str, Any]
-    """The machine, see `hardware`."""
+    """Description of the machine: its CPU cores, memory and GPUs."""
 
     code: dict[str, str]
-    """`module:function` -> fingerprint of the measured code."""
+    """`module:function` -> fingerprint of the code that was measured."""
 
     gains: list[dict[str, Any]] = field(default_factory=list)
-    """Ratio and interval of each lever."""
+    """Gain of each kept lever: ratio and interval."""
 
     before: dict[str, Any] = field(default_factory=dict)
     after: dict[str, Any] = field(default_factory=dict)
-    """busy_fraction, input_wait, samples_per_s, step_s, epoch_s, usd_per_epoch."""
+    """Figures before and after the tuning: busy_fraction, input_wait, samples_per_s, step_s, epoch_s,
+    usd_per_epoch."""
 
     tuned: dict[str, Any] = field(default_factory=dict)
-    """Time, duration, versions, and the path of the ledger."""
+    """Time and duration of the tuning, versions, and the path of the ledger."""
 
     format: int = FORMAT
 
 
 def write_lock(path: Path, lock: Lock) -> None:
-    """Write a lock file atomically."""
+    """Write a lock file atomically, with a comment for its reader."""
     write_atomic(path, _HEAD + yaml.safe_dump(asdict(lock), sort_keys=False, width=100))
 
 
 def read_lock(path: Path) -> Lock | None:
-    """Read a lock file; return None if the file does not exist.
+    """Read and check a lock file; return None if the file does not exist.
 
     Raises:
         ConfigError: the file is not a lock file of this format.
@@ -90,22 +92,26 @@ def _check(path: Path, raw: Mapping[str, Any]) -> None:
     kinds: dict[str, type] = dict.fromkeys(known, dict) | {"gains": list, "format": int}
     for name in ("settings", "replaced", "hardware", "code"):
         if name not in raw:
-            raise ConfigError(f"{path} must hold {name}", got=Plain("nothing"), fix=_FIX)
+            raise ConfigError(f"{path} must contain {name}", got=Plain("nothing"), fix=_FIX)
     for name, value in raw.items():
         if name not in known or not isinstance(value, kinds[name]):
-            raise ConfigError(f"{path}: {name} is not what a lock file holds", got=value, fix=_FIX)
+            raise ConfigError(
+                f"{path}: a lock file cannot contain this {name}", got=value, fix=_FIX
+            )
     for name in raw["settings"]:
         if not isinstance(name, str) or not all(name.split(".")):
-            raise ConfigError(f"{path}: a setting must have a name", got=name, fix=_FIX)
+            raise ConfigError(f"{path}: each setting must have a dotted name", got=name, fix=_FIX)
     for name in raw["code"]:
         if not isinstance(name, str) or not all(name.partition(":")):
-            raise ConfigError(f"{path}: code must be named module:function", got=name, fix=_FIX)
+            raise ConfigError(
+                f"{path}: a key of `code` must be module:function", got=name, fix=_FIX
+            )
 
 
 def differing(was: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """Return the differences between two descriptions of hardware, as text.
+    """Return a clause for each difference between two descriptions of hardware.
 
-    More memory, or slightly less, does not count as a difference.
+    More memory, or at most 10 % less, is not a difference.
     """
     return [
         f"{name} {now.get(name, 'not there')}, not {was.get(name, 'known')}"

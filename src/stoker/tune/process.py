@@ -1,6 +1,6 @@
-"""The process of a trial: it measures one setting of an experiment, and answers questions about it.
+"""The process of a trial: it measures an experiment with some settings, and answers requests of its parent.
 
-It may crash, hang or run out of memory: that is a result. It never outlives its parent process.
+It may crash, hang or run out of memory, which is a result of the trial. It never outlives its parent.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from stoker.cluster.processes import Child, ProcessOptions, how_it_ended, last_l
 from stoker.core.files import write_json
 
 FailureKind = Literal["refused", "memory", "crash", "hang", "budget"]
-"""refused: the settings are invalid, or the user's code fails with them. memory: out of memory. crash: the
-process ended. hang: no answer in time. budget: the time of the tuning is used up."""
+"""refused: the settings are invalid, or the user's code fails with them. memory: memory ran out. crash: the
+process ended. hang: no answer came in time. budget: the time of the tuning is used up."""
 
 GRACE_S = 2.0
-"""Longest time to exit before a process is killed, and longest wait for all its threads to stop, seconds."""
+"""Maximum time that a process may take to exit before it is killed, or to stop all its threads, seconds."""
 
 STOP_POLL_S = 0.0005
-"""Poll interval while a process stops, seconds; stopping takes about as long."""
+"""Poll interval while a process stops, seconds; a process stops in about this time."""
 
 
 class TrialFailed(Exception):
-    """A trial gave no measurement; says why."""
+    """A trial gave no measurement; `kind` and `text` say why."""
 
     def __init__(self, kind: FailureKind, text: str) -> None:
         super().__init__(f"{kind}: {text}")
@@ -39,7 +39,7 @@ class TrialFailed(Exception):
 
 
 class TrialProcess:
-    """A child process that answers questions, one JSON line each."""
+    """A child process that answers requests; each request and each answer is a line of JSON."""
 
     def __init__(
         self,
@@ -52,10 +52,10 @@ class TrialProcess:
         """Start the process.
 
         Args:
-            spec: Its input, JSON values.
-            folder: Receives the file of the input, and the log of its output.
-            name: Name of these files.
-            command: The command; the input's path and two descriptors are added as arguments.
+            spec: Input of the process, JSON values.
+            folder: Receives the file with the input, and the log with the process's output.
+            name: Name of these files, without suffix.
+            command: The command; the path of the input file and two file descriptors are appended.
         """
         path = folder / f"{name}.json"
         write_json(path, dict(spec))
@@ -95,16 +95,16 @@ class TrialProcess:
         progress: Callable[[str], None] = lambda _: None,
         **arguments: Any,
     ) -> Any:
-        """Ask a question, and wait for the answer.
+        """Send a request to the process, and wait for the answer.
 
         Args:
-            what: Name of the question.
-            timeout_s: Longest wait, seconds.
-            progress: Receives the progress lines until the answer.
-            arguments: JSON values.
+            what: Name of the request.
+            timeout_s: Maximum time to wait for the answer, seconds.
+            progress: Called with each progress line that comes before the answer.
+            arguments: Arguments of the request, JSON values.
 
         Raises:
-            TrialFailed: the question failed, or no answer came in time.
+            TrialFailed: the request failed, the process ended, or no answer came in time.
         """
         self._continue()
         line = json.dumps({"ask": what, **arguments}) + "\n"
@@ -123,18 +123,18 @@ class TrialProcess:
             return answer["answer"]
 
     def pause(self) -> None:
-        """Stop all threads of the process, including its input pipeline, until the next question.
+        """Stop all threads of the process, including its input pipeline, until the next request.
 
-        Then other trials do not share the machine with it, and no batches are prepared in advance.
+        So it takes no CPU time from other trials, and does not prepare batches in advance.
         """
         self._child.send(signal.SIGSTOP)
         self._paused = True
-        # Threads continue until each of them has received the signal.
+        # Each thread continues until it has received the signal.
         end_s = time.monotonic() + GRACE_S
         while not self._is_stopped():
             if time.monotonic() > end_s:
-                break  # a thread waits for a disk or a driver, and stops when that returns
-            time.sleep(STOP_POLL_S)  # waitid for a stop has no timeout
+                break  # a thread waits for a disk or a driver, and will stop when that call returns
+            time.sleep(STOP_POLL_S)  # waitid has no timeout
 
     def _continue(self) -> None:
         if self._paused:
@@ -162,10 +162,10 @@ class TrialProcess:
         return answer
 
     def _exit_failure(self) -> TrialFailed:
-        """Return how the process ended without an answer."""
+        """Return the failure of a process that ended without an answer."""
         code = self._child.wait(GRACE_S)
         if code is None:
-            return TrialFailed("crash", "it closed the pipe of its answers and continues")
+            return TrialFailed("crash", "it closed the pipe for its answers, but still runs")
         if code == -signal.SIGKILL:
             return TrialFailed("memory", "killed by SIGKILL, as Linux does when memory runs out")
         output = last_line(self.log) or "it printed nothing"

@@ -1,4 +1,4 @@
-"""The profile of a training: where the time of a step goes, from windows, and its bottleneck."""
+"""The profile of a training: computes from windows where the time of a step goes, and finds the bottleneck."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ PARTS = {
     "checkpoint": "checkpoints",
     "rest": "rest: the input's work on the step's cores",
 }
-"""Part of a step -> name for the user."""
+"""Part of a step -> its name for the user."""
 
 Measured = Mapping[str, Any]
-"""A `stoker.train.measurement.measured_run.Window`, JSON values."""
+"""A `stoker.train.measurement.measured_run.Window` as JSON values."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -29,25 +29,25 @@ class Split:
     """Wall time of a step, seconds, in parts that add up to it."""
 
     input_wait_s: float
-    """Blocked in `next(iterator)`."""
+    """Time that training is blocked in `next(iterator)`."""
 
     transfer_s: float
-    """Copies of batches to the device, if measured separately; 0 on a CPU."""
+    """Time of copies of batches to the device, if it is measured separately; 0 on a CPU."""
 
     compute_s: float
-    """The compiled step on a batch in memory, without the exchange between replicas."""
+    """Time of the compiled step on a batch in memory, without the exchange between replicas."""
 
     communication_s: float
-    """Exchange of gradients between replicas."""
+    """Time of the exchange of gradients between replicas."""
 
     python_s: float
-    """Time of a call on a batch in memory outside of its steps."""
+    """Time between the steps of a call, measured on a batch in memory: mainly Python."""
 
     checkpoint_s: float
-    """Time that checkpoints at the default rate take from a step."""
+    """Time that checkpoints at the default rate add to a step."""
 
     rest_s: float
-    """The rest: mainly the input's work on the cores that the step computes on."""
+    """The rest of the time: mainly the input's work on the cores that also compute the step."""
 
     @property
     def step_s(self) -> float:
@@ -55,20 +55,21 @@ class Split:
         return sum(asdict(self).values())
 
     def shares(self) -> dict[str, float]:
-        """Return the share of each part, by name."""
+        """Return name -> share of the step's time for each part."""
         return {name.removesuffix("_s"): part / self.step_s for name, part in asdict(self).items()}
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Profile:
-    """Measurements of a training, and what follows from them by arithmetic."""
+    """Measurements of a training, and figures that are computed from them."""
 
     busy_fraction: float
-    """U: T_ceil / T_real per row, the median of windows measured in turn."""
+    """U: time per row on a resident batch divided by time per row on real input; the median over pairs of
+    windows."""
 
     busy_low: float
     busy_high: float
-    """Interval of that median; see `stoker.tune.compare.interval`."""
+    """Interval of this median; see `stoker.tune.compare.interval`."""
 
     input_wait: float
     """W: the share of wall time blocked in `next(iterator)`."""
@@ -76,31 +77,33 @@ class Profile:
     samples_per_s: float
     split: Split
     input_cpu_s_per_sample: float
-    """CPU time to prepare a sample, over all threads."""
+    """CPU time to prepare a sample, the sum over all threads."""
 
     process_cpu_s_per_sample: float
-    """CPU time of the whole training per sample."""
+    """CPU time of the whole training process per sample."""
 
     rows_a_step: float
     per_epoch: int
     steps_per_call: int
     pace: float | None = None
-    """Speed of the machine itself meanwhile, in products of matrices: floating-point operations per
+    """Speed of the machine's own matrix products during the measurement, floating-point operations per
     second; None if not measured."""
 
     turns: list[list[Measured]] = field(default_factory=list)
-    """Pairs of windows, resident and real, in order."""
+    """Pairs of windows, in order: the first one of a pair on a resident batch, the second on real input."""
 
     called: list[Measured] = field(default_factory=list)
+    """Windows of calls on a batch in memory."""
+
     taken: list[Measured] = field(default_factory=list)
-    """Windows of calls on a batch in memory, and of input alone."""
+    """Windows of the input alone."""
 
     paces: list[float | None] = field(default_factory=list)
-    """The measurements of which `pace` is the median."""
+    """The measurements whose median is `pace`."""
 
     @property
     def epoch_s(self) -> float:
-        """Wall time of the steps of an epoch, without validation."""
+        """Wall time of an epoch's steps, without validation."""
         return self.per_epoch * self.split.step_s
 
     @property
@@ -119,17 +122,19 @@ class Profile:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TrialFacts:
-    """What a trial knows of its training before it measures windows."""
+    """What a trial knows about its training before it measures windows."""
 
     rows_a_step: float
     per_epoch: int
     steps_per_call: int
     checkpoint_s: float = 0.0
-    """Share of a step's time that checkpoints take, seconds; so are the next two."""
+    """Part of a step's time that checkpoints take, seconds."""
 
     transfer_s: float = 0.0
+    """Part of a step's time that copies of batches to the device take, seconds."""
+
     communication_s: float = 0.0
-    """A part of the step in memory."""
+    """Part of a step's time on a batch in memory that the exchange between replicas takes, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -137,7 +142,7 @@ class Windows:
     """Measured windows of a training."""
 
     turns: Sequence[Sequence[Measured]]
-    """[turns][resident, real] windows."""
+    """[pairs][2] windows: on a resident batch, and on real input."""
 
     called: Sequence[Measured]
     """Windows of calls on a batch in memory."""
@@ -146,14 +151,14 @@ class Windows:
     """Windows of the input alone."""
 
     paces: Sequence[float | None] = ()
-    """Speed of the machine itself after each turn, floating-point operations per second."""
+    """Speed of the machine's own matrix products after each pair, floating-point operations per second."""
 
 
 def profile_of(facts: TrialFacts, windows: Windows) -> Profile:
-    """Return the profile that windows show.
+    """Return the profile that follows from windows.
 
-    The parts of its step add up to the measured step: noise that would make one of them negative is
-    taken from the rest.
+    The parts of a step add up to its measured time. A part that noise would make negative is 0, and
+    the rest becomes smaller.
     """
     real = [window for _, window in windows.turns]
     rows, wall_s = (sum(window[name] for window in real) for name in ("rows", "wall_s"))
@@ -183,11 +188,11 @@ def profile_of(facts: TrialFacts, windows: Windows) -> Profile:
 
 def _split(facts: TrialFacts, windows: Windows, *, busy_fraction: float, wait: float) -> Split:
     ceiling_s = median(_step_s(ceiling) for ceiling, _ in windows.turns)
-    # Of a full step, like the one in memory: the last step of an epoch may be shorter.
+    # The time of a full step, like the step in memory: the last step of an epoch may be shorter.
     full_s = ceiling_s / busy_fraction
     idle_s = max(0.0, full_s - ceiling_s)
     call_s = median(_step_s(window) / _rows(window) for window in windows.called)
-    # Time blocked in next(iterator) is measured; Python's part is a difference of windows.
+    # Time blocked in next(iterator) is measured directly, so it is exact; Python's time is a difference.
     wait_s = min(wait * full_s, idle_s)
     python_s = min(
         max(0.0, call_s * facts.rows_a_step - ceiling_s), max(0.0, full_s - ceiling_s - wait_s)
@@ -210,7 +215,7 @@ def _cpu_s_per_sample(windows: Sequence[Measured]) -> float:
 
 
 def busy_fractions(turns: Sequence[Sequence[Measured]]) -> list[float]:
-    """Return U of each pair of windows, resident and real."""
+    """Return U of each pair of windows."""
     return [
         (_step_s(ceiling) / _rows(ceiling)) / (_step_s(real) / _rows(real))
         for ceiling, real in turns
@@ -226,30 +231,31 @@ def _rows(window: Measured) -> float:
 
 
 Bottleneck = Literal["input", "python", "precision", "communication", "none"]
-"""none: the device computes nearly all of the time, and in a suitable precision."""
+"""What limits the speed. none: the device computes nearly all of the time, and in a suitable precision."""
 
 GOAL = 0.95
-"""Busy fraction that a tuning aims at."""
+"""Busy fraction that a tuning tries to reach."""
 
 HEALTHY = 0.90
-"""Busy fraction from which nothing counts as a bottleneck: the rest is within the noise of a shared
-machine."""
+"""If the busy fraction is at least this, nothing counts as a bottleneck: the idle time is within the noise
+of a shared machine."""
 
 UNSURE = 0.8
-"""Down to this busy fraction, an interval that reaches the goal counts as busy; below it the device is
-idle, whatever the noise."""
+"""If the busy fraction is at least this, and its interval reaches `GOAL`, the device counts as busy. Below
+this, it counts as idle, even if the interval reaches `GOAL`."""
 
 PRECISION_GAIN = 1.3
-"""Factor by which the step must be faster in another precision to be reported; less may be noise."""
+"""Another precision is reported only if the step is more than this many times as fast with it: less may be
+noise."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Diagnosis:
-    """The bottleneck of a training, and the remedy."""
+    """The bottleneck of a training, and what to do about it."""
 
     bottleneck: Bottleneck
     text: str
-    """Two sentences: the measurement, and what helps."""
+    """Sentences for the user: the measurement, and what helps."""
 
 
 def diagnose(
@@ -262,8 +268,8 @@ def diagnose(
 
     Args:
         profile: The measurements.
-        own_dataset: The dataset is user-defined, so a data service cannot prepare it.
-        other_precision: Another precision, and how much faster the step in memory is in it.
+        own_dataset: Whether the dataset is user-defined; a data service cannot prepare it then.
+        other_precision: Another precision, and how much faster the step in memory is with it.
     """
     shares, split = profile.split.shares(), profile.split
     idle, worst = _idle(profile), most_idle(profile)
@@ -275,18 +281,17 @@ def diagnose(
             bottleneck="input",
             text=f"The input is the bottleneck: the device computes {profile.busy_fraction:.0%} of "
             f"the time; it waits for batches {shares['input_wait']:.0%} of the time, and the input's work "
-            f"on the step's cores takes {shares['rest']:.0%}. A batch costs "
-            f"{1e3 * profile.input_cpu_s_per_sample * profile.rows_a_step:.3g} ms of CPU, a step "
-            f"{1e3 * split.compute_s:.3g} ms: {cores:.2g} cores would have to work only on "
-            "the input. Make samples cheaper (cache, store them smaller, batch before mapping)"
+            f"on the step's cores takes {shares['rest']:.0%}. A batch takes "
+            f"{1e3 * profile.input_cpu_s_per_sample * profile.rows_a_step:.3g} ms of CPU time, a step "
+            f"{1e3 * split.compute_s:.3g} ms, so the input needs {cores:.2g} cores for "
+            "itself. Make samples cheaper (cache, store them smaller, batch before mapping)"
             + ("." if own_dataset else ", or prepare them on other machines (data.service)."),
         )
     if worst == "python":
         return Diagnosis(
             bottleneck="python",
-            text=f"Python is the bottleneck: between two steps of "
-            f"{1e3 * split.compute_s:.3g} ms it takes {1e3 * split.python_s:.3g} ms. "
-            + _fewer_calls(profile),
+            text=f"Python is the bottleneck: it takes {1e3 * split.python_s:.3g} ms between two steps of "
+            f"{1e3 * split.compute_s:.3g} ms. " + _fewer_calls(profile),
         )
     return Diagnosis(
         bottleneck="communication",
@@ -298,16 +303,16 @@ def diagnose(
 
 
 def most_idle(profile: Profile) -> Bottleneck:
-    """Return what the device waits for most, however short."""
+    """Return what the device waits for most of its idle time, even if that is short."""
     idle = _idle(profile)
     return max(idle, key=lambda name: idle[name])
 
 
 def _idle(profile: Profile) -> dict[Bottleneck, float]:
-    """Return the shares of the time in which the device waits, by bottleneck."""
+    """Return bottleneck -> share of the time in which the device waits for it."""
     shares = profile.split.shares()
     return {
-        # The input's work on the step's cores counts like waiting for the input.
+        # The input's work on the step's cores counts as waiting for the input.
         "input": shares["input_wait"] + shares["rest"],
         "python": shares["python"] + shares["checkpoint"],
         "communication": shares["communication"],
@@ -317,8 +322,8 @@ def _idle(profile: Profile) -> dict[Bottleneck, float]:
 def _fewer_calls(profile: Profile) -> str:
     if profile.steps_per_call >= profile.per_epoch:
         return (
-            f"A call is already a whole epoch of {profile.per_epoch} steps: the rest occurs once per "
-            "epoch, and matters less if an epoch has more samples (.repeat() of your own dataset)."
+            f"A call already runs a whole epoch of {profile.per_epoch} steps: the rest of Python runs once "
+            "per epoch, and matters less if an epoch has more samples (.repeat() of your own dataset)."
         )
     return (
         f"Run more steps in one call (train.steps_per_call, now {profile.steps_per_call}); a callback "
@@ -327,17 +332,17 @@ def _fewer_calls(profile: Profile) -> str:
 
 
 def is_clear(turns: Sequence[Sequence[Measured]]) -> bool:
-    """Return whether pairs of windows show on which side of `HEALTHY` the busy fraction lies."""
+    """Return whether pairs of windows show that the busy fraction is above, or below, `HEALTHY`."""
     low, high = interval(busy_fractions(turns))
     return not low < HEALTHY <= high
 
 
 def _is_busy(profile: Profile) -> bool:
-    """Return whether all idle time may be noise."""
+    """Return whether the device counts as busy, because all idle time may be noise."""
     if profile.busy_fraction >= HEALTHY:
         return True
     # Time blocked in next(iterator) is measured directly. All other idle time is a difference of two
-    # windows, which means nothing within the interval.
+    # windows, which may be only noise if the interval reaches the goal.
     unsure = profile.busy_fraction >= UNSURE and profile.busy_high >= GOAL
     return unsure and profile.input_wait < 1 - HEALTHY
 
@@ -346,19 +351,17 @@ def _of_the_step(profile: Profile, other: tuple[str, Gain] | None) -> Diagnosis:
     busy = f"The device computes {min(1.0, profile.busy_fraction):.0%} of the time"
     if profile.busy_fraction < HEALTHY:
         low, high = profile.busy_low, min(1.0, profile.busy_high)
-        busy += (
-            f", between {low:.0%} and {high:.0%}: the noise of this machine allows no closer figure"
-        )
+        busy += f", between {low:.0%} and {high:.0%}: the noise of this machine allows no more precise figure"
     if other is not None and other[1].low > PRECISION_GAIN:
         precision, gain = other
         return Diagnosis(
             bottleneck="precision",
             text=f"The precision is the bottleneck: {busy[0].lower()}{busy[1:]}, but the same step "
-            f"in {precision} is {gain.shown()} as fast here. Set train.precision: {precision}, and "
-            "check the loss.",
+            f"in {precision} is {gain.shown()} as fast on this machine. Set train.precision: "
+            f"{precision}, and check the loss.",
         )
     return Diagnosis(
         bottleneck="none",
-        text=f"Healthy: {busy[0].lower()}{busy[1:]}. What makes the step itself faster is more "
-        "computing power, or less to compute.",
+        text=f"Healthy: {busy[0].lower()}{busy[1:]}. Only more computing power, or less computation, "
+        "would make the step faster.",
     )

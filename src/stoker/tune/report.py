@@ -1,4 +1,4 @@
-"""The reports of `stoker tune` (lever by lever) and of `stoker profile` (one training), as pages."""
+"""The reports of `stoker tune` (lever by lever) and of `stoker profile` (one training), as HTML pages."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
     Args:
         tuned: The result.
         name: Name of the experiment.
-        usd_per_hour: Price of the machine, if known.
+        usd_per_hour: Price of the machine; None if unknown.
     """
     gain = tuned.after.samples_per_s / tuned.before.samples_per_s
     return page(
         f"Tuning of {name}",
         [
             paragraph(
-                f"{gain:.2f} times the samples a second, measured in {seconds(tuned.took_s)}. "
-                f"Tuning ended because {tuned.ended}."
+                f"{gain:.2f} times the samples per second, measured in {seconds(tuned.took_s)}. "
+                f"Tuning ended: {tuned.ended}."
             ),
             section("From first to last", steps_of(tuned), _figures(tuned, usd_per_hour)),
             section(
@@ -51,8 +51,8 @@ def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
                 or paragraph("Nothing."),
                 paragraph(
                     f"Two processes with the same settings differed by {tuned.noise.shown()}. A gain "
-                    "counts if the interval of its median, over pairs of windows measured in turn, is "
-                    "above that and above 5 %. All samples are in ledger.jsonl next to this page.",
+                    "counts only if the whole interval of its median is above this difference and above "
+                    "5 %. All samples are in ledger.jsonl next to this page.",
                     quiet=True,
                 ),
             ),
@@ -63,7 +63,7 @@ def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
 
 
 def parts_of_a_step(split: Split, *, title: str) -> Html:
-    """Return a waterfall of the parts of a step: each begins where the one before it ends."""
+    """Return a waterfall of the parts of a step: each bar begins where the previous one ends."""
     bars = [
         Bar(
             label=PARTS[part],
@@ -78,7 +78,7 @@ def parts_of_a_step(split: Split, *, title: str) -> Html:
 def steps_of(tuned: Tuned) -> Html:
     """Return a waterfall of the samples per second, from the unchanged experiment to the tuned one."""
     before = tuned.before.samples_per_s
-    rises = [Bar(label="as it was", value=before, shown=_speed(tuned.before))]
+    rises = [Bar(label="before", value=before, shown=_speed(tuned.before))]
     reached = before
     for outcome in tuned.outcomes:
         if outcome.decision != "kept":
@@ -86,7 +86,7 @@ def steps_of(tuned: Tuned) -> Html:
         reached *= outcome.gain.ratio
         rises.append(Bar(label=outcome.lever, value=reached, shown=outcome.gain.shown()))
     rises.append(Bar(label="tuned", value=tuned.after.samples_per_s, shown=_speed(tuned.after)))
-    return waterfall(rises, title="samples a second, lever by lever")
+    return waterfall(rises, title="samples per second, lever by lever")
 
 
 def _speed(profile: Profile) -> str:
@@ -103,7 +103,7 @@ def _figures(tuned: Tuned, usd_per_hour: float | None) -> Html:
     rows = [
         ["U, busy fraction", f"{before.busy_fraction:.1%}", f"{after.busy_fraction:.1%}"],
         ["W, input wait", f"{before.input_wait:.1%}", f"{after.input_wait:.1%}"],
-        ["samples a second", f"{before.samples_per_s:,.0f}", f"{after.samples_per_s:,.0f}"],
+        ["samples per second", f"{before.samples_per_s:,.0f}", f"{after.samples_per_s:,.0f}"],
         ["an epoch's steps", seconds(before.epoch_s), seconds(after.epoch_s)],
     ]
     if usd_per_hour is not None:
@@ -114,33 +114,33 @@ def _figures(tuned: Tuned, usd_per_hour: float | None) -> Html:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ProfileReport:
-    """What `stoker profile` measured, and where it is written."""
+    """What `stoker profile` measured, and the paths of its files."""
 
     profile: Profile
     diagnosis: Diagnosis
     precision: tuple[str, Gain] | None
-    """Another precision, and how much faster the step in memory is in it; None if no time was left."""
+    """Another precision, and how much faster the step in memory is with it; None if no time was left."""
 
     machine: dict[str, Any]
-    """The model's FLOPs, the device's peak, memory, GPUs."""
+    """The model's FLOPs, the device's peak rate, the process's peak memory, and the use of GPUs."""
 
     stages: list[dict[str, Any]]
-    """Stages of the input: name, CPU seconds per sample, share."""
+    """For each stage of the input: name, CPU seconds per sample, share of the input's CPU time."""
 
     calls: list[dict[str, Any]]
-    """Calls of the timeline."""
+    """For each call of the timeline: start, end, and wait for input, seconds."""
 
     findings: list[Finding] = field(default_factory=list)
-    """Avoidable costs in the model itself."""
+    """Costs of the model that can be avoided."""
 
     device: DeviceTime | None = None
     """Device time by kernel class; None without a GPU."""
 
     device_finding: DeviceFinding | None = None
-    """The most expensive kernel class, if its share is large."""
+    """The most expensive kernel class; None if its share is small."""
 
     no_device: str = ""
-    """Why `device` is missing although there is a GPU."""
+    """Why `device` is None although there is a GPU; empty otherwise."""
 
     page: Path
     json: Path
@@ -169,7 +169,7 @@ class ProfileReport:
 
 
 def mfu(machine: dict[str, Any], measured: Profile) -> dict[str, Any]:
-    """Return the achieved FLOPs per second of training, and their share of the peak; None if unknown."""
+    """Return the achieved FLOP/s of training, and their share of the peak rate (MFU); None if unknown."""
     flops, peak = machine.get("step_flops_per_sample"), machine.get("peak_flops_per_s")
     if not flops or not peak:
         return {"achieved_flops_per_s": None, "mfu": None}
@@ -178,7 +178,7 @@ def mfu(machine: dict[str, Any], measured: Profile) -> dict[str, Any]:
 
 
 def rows_of(found: ProfileReport) -> list[tuple[str, str]]:
-    """Return the figures for the user, by name."""
+    """Return name and value of each figure, as text for the user."""
     measured, machine = found.profile, found.machine
     rows = [
         (
@@ -186,10 +186,10 @@ def rows_of(found: ProfileReport) -> list[tuple[str, str]]:
             f"{measured.busy_fraction:.1%}  ({measured.busy_low:.1%} to {measured.busy_high:.1%})",
         ),
         ("W, input wait", f"{measured.input_wait:.1%}"),
-        ("samples a second", f"{measured.samples_per_s:,.0f}"),
+        ("samples per second", f"{measured.samples_per_s:,.0f}"),
         ("a step", f"{seconds(measured.split.step_s)}, {measured.rows_a_step:.0f} samples"),
         ("an epoch's steps", seconds(measured.epoch_s)),
-        ("input", f"{seconds(measured.input_cpu_s_per_sample)} of CPU a sample"),
+        ("input", f"{seconds(measured.input_cpu_s_per_sample)} of CPU time per sample"),
         ("memory", f"{machine['peak_memory_bytes'] / 2**30:.2f} GiB, the process's peak"),
     ]
     if machine.get("mfu") is not None:
@@ -227,7 +227,10 @@ def profile_page(found: ProfileReport, name: str) -> str:
             ),
             section(
                 "What a sample costs, stage by stage",
-                table(["stage", Number("CPU a sample"), Number("share")], map(_stage, found.stages))
+                table(
+                    ["stage", Number("CPU time per sample"), Number("share")],
+                    map(_stage, found.stages),
+                )
                 or paragraph("Nothing: all samples are in memory, ready for training."),
             ),
         ],
@@ -235,7 +238,7 @@ def profile_page(found: ProfileReport, name: str) -> str:
 
 
 LANES = ("a call", "waits for input")
-"""Lanes of the timeline; a gap in the first one is Python."""
+"""Lanes of the timeline; in gaps of the first lane, Python runs."""
 
 
 def _spans(calls: list[dict[str, Any]]) -> Iterator[Span]:

@@ -27,27 +27,27 @@ from stoker.tune.process import TrialFailed
 from stoker.tune.profile import GOAL, Diagnosis, Profile, diagnose, most_idle
 
 MIN_WAIT = 0.05
-"""Share of the time that training must wait for batches before more of them are prepared at once. The rest
-of the input's cost is what it takes from the step."""
+"""A lever that prepares more batches at once is tried only if training waits for batches for at least this
+share of the time. Otherwise the input's cost is only the CPU time that it takes from the step."""
 
 Settings = Mapping[str, Any]
-"""Dotted names of `stoker.yaml` -> values."""
+"""Dotted name of a setting of `stoker.yaml` -> value."""
 
 Watch = Callable[[int, int], AbstractContextManager[Callable[[], Load | None]]]
-"""`stoker.tune.compare.watched_load`, of two processes."""
+"""`stoker.tune.compare.watched_load`, called with the IDs of two processes."""
 
 
 class Trial(Protocol):
-    """One setting of the experiment, in a process of its own; see `stoker.tune.client`."""
+    """A process that measures the experiment with some settings; see `stoker.tune.client`."""
 
     situation: Situation
 
     is_usable: bool
-    """Whether it works: no question has failed."""
+    """Whether it still works: none of its requests has failed."""
 
     @property
     def pid(self) -> int:
-        """ID of the process, which leads a session of its own."""
+        """ID of the process, which leads its own session."""
 
     def speed(self) -> float:
         """Return the samples per second of a window of training."""
@@ -56,10 +56,10 @@ class Trial(Protocol):
         """Return the samples per CPU second of a window of the input alone."""
 
     def profile(self) -> Profile:
-        """Measure where its time goes."""
+        """Measure where the time of a step goes."""
 
     def curve(self, *, seed: int, steps: int, every: int) -> list[float]:
-        """Return the mean losses of a training, one for each `every` steps."""
+        """Train for some steps; return the mean loss of each stretch of `every` steps."""
 
     def close(self) -> None:
         """End the process."""
@@ -70,17 +70,17 @@ class Limits:
     """Limits of a tuning."""
 
     budget_s: float = 600.0
-    """Wall time, seconds. When it is over, the current lever is given up; what was kept stays."""
+    """Wall time of the tuning, seconds. At its end the current lever is given up; kept levers stay."""
 
     parity_steps: int = 100
-    """Steps of each loss curve."""
+    """Number of steps of each loss curve."""
 
     lever_s: float = 300.0
-    """Longest time for one answer of a process, seconds; after that it counts as hung."""
+    """Maximum time for one answer of a process, seconds; after that, the process counts as hung."""
 
     busy_goal: float = GOAL
-    """Busy fraction from which no lever of the input is tried. If training does not wait for input, an
-    interval that reaches it is enough, except for levers that CPU time decides."""
+    """If the busy fraction is at least this, no lever of the input is tried. If the input is not the
+    bottleneck, the upper end of its interval is compared, except for levers judged by CPU time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -97,7 +97,7 @@ class Outcome:
     """Gain in samples per second."""
 
     input_gain: Gain | None = None
-    """Gain in the input's CPU time, where that decides."""
+    """Gain in samples per CPU second of the input, for levers judged by it; None for others."""
 
     parity: Parity | None = None
     took_s: float = 0.0
@@ -108,12 +108,12 @@ class Tuned:
     """Result of a tuning."""
 
     settings: dict[str, Any]
-    """Settings that were kept; empty if nothing helps."""
+    """Settings that were kept; empty if no lever helped."""
 
     outcomes: tuple[Outcome, ...]
     noise: Gain
-    """Difference of two processes with the same settings at the last measurement: at first, and again
-    when the bottleneck has changed."""
+    """Ratio of the speeds of two processes with the same settings. It is measured at the start, and again
+    when the bottleneck may have changed; this is the last measurement."""
 
     before: Profile
     after: Profile
@@ -121,10 +121,10 @@ class Tuned:
     diagnosis_after: Diagnosis
     took_s: float
     ended: str
-    """Why nothing more was tried."""
+    """Why the tuning ended, a clause."""
 
     finished: bool = True
-    """Whether no lever was left."""
+    """Whether all levers that may help were tried."""
 
 
 def search(
@@ -138,11 +138,11 @@ def search(
     """Tune a training.
 
     Args:
-        open_trial: Starts a process with settings in addition to the experiment's own, and the seconds
-            that it may take. Raises `TrialFailed` if they cannot be measured.
+        open_trial: Starts a trial. Its arguments are settings in addition to the experiment's own, and
+            the time that the trial may take, seconds. Raises `TrialFailed` if it cannot measure.
         ledger: Receives every sample and decision.
         limits: Limits of time, and the goal.
-        log: Receives a line, and the seconds that are left.
+        log: Called with a line for the user, and the time that is left, seconds.
         watch: Measures the load of other processes.
 
     Returns:
@@ -172,20 +172,20 @@ class _Search:
         self._began_s = time.monotonic()
         self.settings: dict[str, Any] = {}
         self._settings_before: dict[str, Any] = {}
-        """Settings without the lever that was kept last."""
+        """The kept settings without those of the last kept lever."""
         self.outcomes: list[Outcome] = []
         self._curves: dict[str, list[list[float]]] = {}
         self._threshold = 1.0
         self._noise = SAME
         self._retried: set[str] = set()
-        """Levers during which the current trial has died once."""
+        """Names of levers that were tried when the current trial failed; each is tried only once more."""
         self.log("measuring the experiment as it is")
         self.current = self.open({})
-        """Trial with the settings that were kept."""
+        """The trial with the kept settings."""
 
     @property
     def left_s(self) -> float:
-        """Rest of the budget, seconds."""
+        """Remaining time of the budget, seconds."""
         return self.limits.budget_s - (time.monotonic() - self._began_s)
 
     def log(self, line: str) -> None:
@@ -215,9 +215,9 @@ class _Search:
         except TrialFailed as failed:
             if failed.kind != "budget" and not self.outcomes:
                 raise
-            # The settings that were kept have been measured.
+            # The result is valid: all kept settings have been measured.
             finished = False
-            ended = failed.text if failed.kind == "budget" else f"it could not go on: {failed}"
+            ended = failed.text if failed.kind == "budget" else f"it could not continue: {failed}"
         tuned = Tuned(
             settings=self.settings,
             outcomes=tuple(self.outcomes),
@@ -241,15 +241,15 @@ class _Search:
         return diagnosis
 
     def _profile_with(self, lever: Lever) -> Profile:
-        """Measure the lever that was just kept; if that fails, it is only proposed.
+        """Measure the training with a lever that was just kept; if this fails, the lever is only proposed.
 
         Raises:
-            TrialFailed: it could not be measured.
+            TrialFailed: the training could not be measured.
         """
         try:
             return self.current.profile()
         except TrialFailed as failed:
-            # A lock file promises figures that were measured with all of its settings.
+            # The figures of a lock file must have been measured with all of its settings.
             why = f"{self.outcomes[-1].why}; not applied: its result was not measured, {failed}"
             self.outcomes[-1] = replace(self.outcomes[-1], decision="proposed", why=why)
             self.settings = self._settings_before
@@ -257,11 +257,11 @@ class _Search:
             raise
 
     def _measure_noise(self) -> None:
-        """Measure how much faster one of two equal processes seems to be."""
+        """Measure how much faster one of two processes with the same settings seems to be."""
         self.log("measuring the noise: two processes with the same settings")
         other = self.open(self.settings)
         try:
-            # Without a threshold that decides early: as many pairs as give an interval.
+            # With the threshold 0, only `MIN_PAIRS` pairs are measured, which are enough for an interval.
             self._noise, pairs = compare(self.current.speed, other.speed, threshold=0.0)
         finally:
             other.close()
@@ -269,17 +269,17 @@ class _Search:
         self.ledger.write("noise", {"pairs": pairs, "gain": asdict(self._noise)})
 
     def _measure_noise_again(self) -> None:
-        """Measure the noise of the settings that were kept: another bottleneck varies differently."""
+        """Measure the noise with the kept settings: with another bottleneck, the speed varies differently."""
         try:
             self._measure_noise()
         except TrialFailed as failed:
             if failed.kind == "budget" or self.left_s <= 0:
                 raise
-            # E.g. two processes do not fit in memory: the threshold stays.
+            # E.g. two processes do not fit in memory. The old threshold stays valid.
             self.log(f"the noise could not be measured again: {failed}")
 
     def _next(self, profile: Profile, diagnosis: Diagnosis) -> Lever | None:
-        """Return the first lever that was not tried and may help now."""
+        """Return the first lever that was not tried yet and may help now; None if there is none."""
         tried = [outcome for outcome in self.outcomes if outcome.decision != "skipped"]
         done = {outcome.lever for outcome in tried}
         no_memory = {outcome.lever for outcome in tried if outcome.why.startswith("memory:")}
@@ -298,7 +298,7 @@ class _Search:
         return None
 
     def _propose_service(self, profile: Profile, diagnosis: Diagnosis) -> None:
-        """Propose what cannot be tried here, if the input is still the bottleneck."""
+        """Propose a data service, which cannot be tried here, if the input is still the bottleneck."""
         if diagnosis.bottleneck != "input":
             return
         lever = data_service(
@@ -311,11 +311,11 @@ class _Search:
             self.ledger.write("decision", _facts(self.outcomes[-1]))
 
     def _why_not(self, lever: Lever, profile: Profile, diagnosis: Diagnosis) -> str | None:
-        """Return why a lever cannot help now, or None."""
+        """Return why a lever cannot help now; None if it may help."""
         waits = diagnosis.bottleneck == "input"
-        # If training waits for input, U decides. Otherwise an interval that reaches the goal counts as
-        # busy; but not for levers that CPU time decides, which noise hides less, if most of the idle
-        # time is the input's.
+        # The median of U is compared with the goal if the input is the bottleneck. It is also compared for
+        # levers judged by CPU time, which is less noisy, if the input causes most of the idle time. In all
+        # other cases the upper end of U's interval is compared.
         by_median = not lever.by_speed and most_idle(profile) == "input"
         busy = profile.busy_fraction if waits or by_median else profile.busy_high
         cores = self.current.situation.cores
@@ -327,15 +327,15 @@ class _Search:
         if lever.does_more_at_once and profile.input_wait < MIN_WAIT:
             return f"training waits for batches only {profile.input_wait:.1%} of the time"
         if lever.does_more_at_once and profile.cores_used >= EXHAUSTED * cores:
-            return f"training uses {profile.cores_used:.1f} of {cores} cores: no core is left"
+            return f"training uses {profile.cores_used:.1f} of {cores} cores: no core is idle"
         if lever.part != "input" and waits:
-            return "the input is the bottleneck: a faster step would only wait longer"
+            return "the input is the bottleneck: a faster step would only wait longer for it"
         if lever.only_for not in {None, diagnosis.bottleneck}:
             return f"{lever.only_for} is not the bottleneck"
         return None
 
     def _replace_dead_trial(self) -> None:
-        """Start the current trial again if its process has died (for example for lack of memory)."""
+        """Start another process with the kept settings if the current one has failed, e.g. out of memory."""
         if self.current.is_usable:
             return
         self._require_time()
@@ -350,7 +350,7 @@ class _Search:
             raise TrialFailed("budget", text)
 
     def _try(self, lever: Lever) -> bool:
-        """Measure a lever against the current trial; return whether it was kept."""
+        """Compare a lever with the current trial; return whether the lever was kept."""
         self._require_time()
         self.log(f"trying {lever.name}")
         began_s = time.monotonic()
@@ -367,7 +367,7 @@ class _Search:
                 text = f"the budget ended while {lever.name} was tried"
                 raise TrialFailed("budget", text) from None
             if not self.current.is_usable and lever.name not in self._retried:
-                # Perhaps not because of the lever: it is tried again, once.
+                # The current trial failed, perhaps not because of the lever: try the lever once more.
                 self._retried.add(lever.name)
                 return False
             outcome = _outcome_of(lever, "failed", f"{failed.kind}: {failed.text}")
@@ -386,7 +386,7 @@ class _Search:
         return kept
 
     def _measure_in_quiet(self, lever: Lever, candidate: Trial, samples: dict[str, Any]) -> None:
-        """Take the samples that decide; a gain during other load has to be confirmed once."""
+        """Measure the samples that decide about a lever; after a gain during other load, measure once more."""
         for is_second in (False, True):
             with self.watch(self.current.pid, candidate.pid) as load:
                 self._measure(lever, candidate, samples)
@@ -402,7 +402,7 @@ class _Search:
             samples["curves"] = self._loss_curves(candidate)
 
     def _measure(self, lever: Lever, candidate: Trial, samples: dict[str, Any]) -> None:
-        """Take pairs of windows."""
+        """Measure pairs of windows of the current trial and the candidate."""
         current, threshold = self.current, self._threshold
         if lever.part == "input" and not lever.by_speed:
             speeds = current.input_speed, candidate.input_speed
@@ -411,7 +411,7 @@ class _Search:
         _, samples["pairs"] = compare(current.speed, candidate.speed, threshold=threshold)
 
     def _loss_curves(self, candidate: Trial) -> list[list[list[float]]]:
-        """Return the loss curves of both settings; both train at the same time: nothing is timed."""
+        """Return the loss curves of both settings. Both train at the same time, because nothing is timed."""
         steps = self.limits.parity_steps
         every = stretches(steps)
 
@@ -447,7 +447,7 @@ def _judged(lever: Lever, samples: Mapping[str, Any], *, threshold: float) -> Ou
         why += "" if parity is None else f"; {parity.why}"
     else:
         why += ": slower" if gain.high < 1.0 else ": no gain beyond the noise"
-    why += f"; {samples['other_load']} meanwhile" if samples["other_load"] else ""
+    why += f"; {samples['other_load']} during the trial" if samples["other_load"] else ""
     outcome = _outcome_of(lever, decision, why)
     return replace(outcome, gain=gain, input_gain=input_gain, parity=parity)
 

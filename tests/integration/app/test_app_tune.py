@@ -183,7 +183,7 @@ def test_python_between_steps_is_found_and_fixed(
     planted: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     small = ["--set", "model=model:build_small", "--set", "train.steps_per_call=1"]
-    try_only(monkeypatch, "10 steps a call", "32 steps a call")
+    try_only(monkeypatch, "10 steps per call", "32 steps per call")
 
     found = result_of("tune", str(planted), *small)
 

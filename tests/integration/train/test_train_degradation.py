@@ -173,7 +173,7 @@ def ends_in_16_bits(features: dict[str, Any]) -> keras.Model:
     [
         (printing, {}, ("waits for the host", "PrintV2 in", "printing")),
         (in_python, {}, ("waits for the host", "EagerPyFunc in", "in_python")),
-        (outside_xla, {"xla": True}, ("train.xla is on", "is compiled by it: not")),
+        (outside_xla, {"xla": True}, ("XLA is on", "it compiles", "not compiled: ")),
         (
             of_30_units,
             {"precision": "mixed_bfloat16"},

@@ -142,7 +142,7 @@ def test_what_depends_on_the_worker_is_refused_by_name(trained: dict[str, Any], 
 
     assert line.startswith("with train.elastic a step must not depend on which worker")
     assert REFUSED[model] in line
-    assert line.endswith("Change it, or remove train.elastic.")
+    assert line.endswith("Change the model, or remove train.elastic.")
 
 
 IMAGES_YAML = """\

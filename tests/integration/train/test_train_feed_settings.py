@@ -178,6 +178,9 @@ def test_a_requested_decoder_that_cannot_be_built_is_an_error(
 
     monkeypatch.setattr(decode_engines, "NativeEngine", missing)
 
-    with pytest.raises(ConfigError, match=r"native must be built[\s\S]*no C compiler"):
+    with pytest.raises(
+        ConfigError,
+        match=r"native needs a decoder that is compiled on this machine[\s\S]*no C compiler",
+    ):
         batches(photographs, FeedConfig(decoder="native"), augment=FLIPPED)
     assert batches(photographs, FeedConfig(), augment=FLIPPED)

@@ -264,7 +264,7 @@ class Listed(keras.Model):  # type: ignore[misc]  # Keras has no types
 def test_outputs_without_names_are_refused_where_labels_have_them(tmp_path: Path) -> None:
     features, label = rows()
 
-    with pytest.raises(ConfigError, match="name its outputs like the labels: kind, size"):
+    with pytest.raises(ConfigError, match="name its outputs as the labels: kind, size"):
         ours(Listed, tmp_path, parts=(features, {"kind": label, "size": label}))
 
 

@@ -206,7 +206,7 @@ def test_the_slower_step_goes_and_a_resumed_run_does_not_try_again(
     assert not result.resolved.xla
     assert not more.xla["used"]
     (said,) = lines(caplog)
-    assert said.endswith("ms a step), not used")
+    assert said.endswith("ms per step), not used")
     require_close(built, plain)
 
 
@@ -283,7 +283,7 @@ def test_where_memory_runs_out_the_trial_ends_and_the_batch_stays(
 
     result, built = run(dataset, transform, tmp_path / "tried", function=tiny)
 
-    assert lines(caplog) == ["XLA: not used, memory ran out while it was tried"]
+    assert lines(caplog) == ["XLA: not used, memory ran out during the trial"]
     assert result.health["reductions"] == []
     assert position_of(tmp_path / "tried")["batch_size"] == 32
     for one, other in zip(weights(built), weights(plain), strict=True):

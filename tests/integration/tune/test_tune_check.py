@@ -50,5 +50,5 @@ def test_a_promise_that_breaks_on_a_loaded_machine_is_broken_and_the_load_is_rep
 
     printed = " ".join(capsys.readouterr().out.split())
     assert "samples/s, the lock file has 1,000,000" in printed
-    assert "The machine was not quiet: other processes took" in printed
+    assert "The machine was not quiet: other processes used" in printed
     assert "during 1 of 1 measurements. Run the check again when nothing else runs." in printed

@@ -74,7 +74,7 @@ def trial(tmp_path_factory: pytest.TempPathFactory) -> Iterator[TrialClient]:
     (folder / "model.py").write_text(MODEL)
     (folder / "stoker.yaml").write_text(YAML)
     trials = Trials(load_experiment(folder), folder / "trials", progress=print)
-    limits = TrialLimits(left_s=lambda: 200.0, most_s=200.0, window_s=0.3)
+    limits = TrialLimits(left_s=lambda: 200.0, max_s=200.0, window_s=0.3)
     opened = trials.open({}, name="one", limits=limits)
     yield opened
     opened.close()

@@ -80,7 +80,7 @@ def test_an_elastic_training_goes_on_with_another_number_of_replicas(tmp_path: P
 
     assert (resolved.replicas, resolved.strategy) == (2, "mirrored")
     assert (resolved.steps_per_call, resolved.global_batch) == (50, 64)
-    with pytest.raises(UserError, match="must have 2, 4 workers: the divisors of 4 from"):
+    with pytest.raises(UserError, match="must have 2, 4 workers: divisors of 4 that"):
         resolve_once(tmp_path, ELASTIC, replace(now, replicas=1, strategy="one_device"))
     with pytest.raises(UserError, match="must have 2, 4 replicas over all workers"):
         resolve_once(tmp_path, ELASTIC, replace(now, replicas=8))

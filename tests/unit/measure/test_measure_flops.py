@@ -130,7 +130,7 @@ def test_a_loop_of_unknown_length_is_one_turn_and_said_so() -> None:
     assert given.not_counted == ()
 
 
-def test_a_loop_that_may_end_sooner_is_counted_whole_and_said_so() -> None:
+def test_a_loop_that_may_end_early_is_counted_whole_with_a_note() -> None:
     def until_large(given: tf.Tensor) -> tf.Tensor:
         for _ in tf.range(2, 11, 3):  # type: ignore[attr-defined]  # AutoGraph's loop
             given = tf.matmul(given, tf.ones([4, 4]))
@@ -141,7 +141,7 @@ def test_a_loop_that_may_end_sooner_is_counted_whole_and_said_so() -> None:
     found = count_flops(until_large, inputs=tf.TensorSpec([2, 4]))
 
     assert found.forward_per_sample == 3 * 2 * 4 * 4
-    assert ["at most 3 turns" in note for note in found.not_counted] == [True]
+    assert ["at most 3 iterations" in note for note in found.not_counted] == [True]
 
 
 def test_loops_within_functions_within_loops() -> None:
@@ -216,7 +216,7 @@ def test_a_model_with_named_inputs_and_one_whose_class_is_the_users() -> None:
 
     given = {"x": tf.TensorSpec([None, 3])}
     assert count_flops(Own(), inputs=given).forward_per_sample == 2 * 3 * 5
-    with pytest.raises(UserError, match="counted for given inputs"):
+    with pytest.raises(UserError, match="needs `inputs`"):
         count_flops(Own())
 
 
@@ -229,7 +229,7 @@ def test_a_sequential_model_that_was_never_called() -> None:
 def test_a_function_that_is_traced_for_any_batch_is_refused() -> None:
     traced = tf.function(lambda x: tf.matmul(x, tf.ones([4, 4])))
 
-    with pytest.raises(UserError, match="known number of samples"):
+    with pytest.raises(UserError, match="known batch size"):
         count_flops(traced.get_concrete_function(tf.TensorSpec([None, 4])))
 
 

@@ -90,7 +90,7 @@ def test_the_reason_for_a_missing_mfu_is_reported() -> None:
         )
     ]
 
-    assert "counted for given inputs" in whys[0]
+    assert "needs `inputs`" in whys[0]
     assert whys[1] == "the model has no products of matrices and no convolutions"
     assert whys[2].startswith("the model could not be traced: ")
     # Its largest part would be missing in the figure.

@@ -175,7 +175,7 @@ def test_a_disk_that_becomes_read_only_ends_the_next_save(small_disk: Path) -> N
     subprocess.run(["mount", "-o", "remount,ro", str(small_disk)], check=True)
 
     writing.save(ARRAYS, {}, step=2)
-    with pytest.raises(UserError, match="the older ones are intact"):
+    with pytest.raises(UserError, match="Older checkpoints are intact"):
         writing.save(ARRAYS, {}, step=3)
 
     assert names(small_disk) == ["step-0000000001"]

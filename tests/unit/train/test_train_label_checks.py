@@ -181,7 +181,7 @@ def test_weights_of_classes_that_rows_do_not_have_one_of_are_refused() -> None:
     model = built(5, "sigmoid", "binary_crossentropy")
     splits = {"train": {ONLY: summary(MULTI_HOT)}}
 
-    with pytest.raises(ConfigError, match=r"needs one class a row, and rows .* have 0 to 2"):
+    with pytest.raises(ConfigError, match=r"needs one class per row, but rows .* have 0 to 2"):
         require_labels_that_fit(findings(model, splits, monitor="val_loss", class_weight={1: 9}))
 
 
@@ -225,8 +225,11 @@ def test_a_ratio_to_a_label_of_0_and_rows_that_evaluate_refuses_are_warnings() -
         monitor="val_loss",
     )
 
-    assert "divides by the label, and the label of train is 0 in 2 rows" in ratio.message
-    assert (several.kind, "`evaluate` refuses them" in several.message) == ("label_sum", True)
+    assert "divides by the label, but the label of train is 0 in 2 rows" in ratio.message
+    assert (several.kind, "`stoker evaluate` refuses them" in several.message) == (
+        "label_sum",
+        True,
+    )
 
 
 def test_labels_that_are_never_set_and_mostly_zeros_are_warnings() -> None:

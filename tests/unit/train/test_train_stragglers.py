@@ -102,6 +102,6 @@ def test_workers_find_the_slow_one_by_their_files(
 
     assert chief.facts() == [{"worker": "1", "ratio": pytest.approx(3.0)}]
     assert [record.getMessage() for record in caplog.records] == [
-        "worker 1 is slow: 300 ms from one all-reduce to the next, 3.0 x the others"
+        "worker 1 is slow: 300 ms between two all-reduces, 3.0 times the median of the others"
     ]
     assert not (tmp_path / "steps").exists()

@@ -81,7 +81,7 @@ def test_a_tpu_of_another_size_or_of_several_hosts_is_refused() -> None:
         ({}, {"batches_from_elsewhere": True}, "data.service"),
         ({}, {"workers": 2}, "several workers"),
         ({"replicas": "auto"}, {}, "train.replicas: auto"),
-        ({"batch_size": 1000}, {}, "5000 rows, and 8000 a step"),
+        ({"batch_size": 1000}, {}, "5000 rows, and 8000 rows per step"),
     ],
 )
 def test_what_a_tpu_cannot_do_is_refused_by_name(

@@ -70,7 +70,7 @@ def test_many_pairs_give_the_interval_of_a_normal_distribution() -> None:
 
 
 def test_five_pairs_are_too_few() -> None:
-    with pytest.raises(ValueError, match="5 pairs"):
+    with pytest.raises(ValueError, match="at least 6 pairs, got 5"):
         gain_of([(1.0, 1.0)] * 5)
 
 

@@ -34,7 +34,7 @@ def test_a_core_is_busy_unless_idle_and_guest_time_counts_once() -> None:
 def test_a_machine_is_quiet_if_other_processes_use_almost_nothing() -> None:
     assert Load(cores=8, others=0.8).is_quiet
     assert not Load(cores=8, others=0.9).is_quiet
-    assert Load(cores=8, others=0.94).text() == "other processes took 0.9 of its 8 cores"
+    assert Load(cores=8, others=0.94).text() == "other processes used 0.9 of its 8 cores"
 
 
 SPIN = "import time\nend_s = time.monotonic() + 60\nwhile time.monotonic() < end_s: pass"

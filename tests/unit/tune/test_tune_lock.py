@@ -266,7 +266,7 @@ def test_an_invalid_setting_is_an_error(experiment: Path) -> None:
         ("train.feed.warp", "warp"),
         ("train.warp.speed", "train.warp.speed must be a setting of stoker.yaml"),
         ("name.first", "name.first must be a setting of stoker.yaml"),
-        (3, "a setting must have a name"),
+        (3, "each setting must have a dotted name"),
     ],
 )
 def test_an_unknown_setting_is_an_error(experiment: Path, name: Any, said: str) -> None:
@@ -393,8 +393,8 @@ def test_measurements_under_load_do_not_outvote_measurements_on_a_quiet_machine(
 
     assert left == []
     assert found.figures["busy_fraction"] == 0.91
-    assert "other processes took 3.0 of its 4 cores during 2 of 5" in found.not_quiet()
-    assert "the others decide" in found.not_quiet()
+    assert "other processes used 3.0 of its 4 cores during 2 of 5" in found.not_quiet()
+    assert "only the other measurements count" in found.not_quiet()
 
 
 def test_a_machine_that_stays_loaded_is_reported_and_the_promise_is_still_judged() -> None:
@@ -409,7 +409,7 @@ def test_a_machine_that_stays_loaded_is_reported_and_the_promise_is_still_judged
     assert len(given) == MAX_CHECKS
     assert any(broken(PROMISED, found.figures))
     assert found.not_quiet() == (
-        "The machine was not quiet: other processes took 1.2 of its 4 cores during 6 of 6 "
+        "The machine was not quiet: other processes used 1.2 of its 4 cores during 6 of 6 "
         "measurements. Run the check again when nothing else runs."
     )
 

@@ -59,7 +59,7 @@ def test_a_profile_is_printed(found: ProfileReport, capsys: pytest.CaptureFixtur
     for expected in (
         "U, busy fraction 20.0% (20.0% to 20.0%)",
         "W, input wait 50.0%",
-        "samples a second 3,200",
+        "samples per second 3,200",
         "a step 10 ms, 32 samples",
         "memory 1.50 GiB, the process's peak",
         # 1e6 operations of each of 3,200 samples a second, of 1e10 operations a second.

@@ -232,7 +232,7 @@ def test_permanent_load_is_reported(tmp_path: Path) -> None:
 
     kept = [outcome.why for outcome in found.outcomes if outcome.decision == "kept"]
     assert kept
-    assert all("other processes took 1.5 of its 2 cores meanwhile" in why for why in kept)
+    assert all("other processes used 1.5 of its 2 cores during the trial" in why for why in kept)
 
 
 def test_a_lever_that_slows_training_is_called_slower(tmp_path: Path) -> None:
@@ -255,7 +255,7 @@ def test_levers_of_the_input_come_before_those_of_the_step(tmp_path: Path) -> No
     }
     assert next(iter(decisions(found))) == CACHE
     assert decisions(found)["XLA"] == "reverted"
-    assert decisions(found)["50 steps a call"] == "reverted"
+    assert decisions(found)["50 steps per call"] == "reverted"
     assert found.after.samples_per_s > 5 * found.before.samples_per_s
     assert world.opened == world.closed
 
@@ -340,8 +340,8 @@ def test_levers_of_the_step_are_skipped_while_the_input_is_the_bottleneck(tmp_pa
     assert found.settings == {}
     assert decisions(found) == {
         CACHE: "failed",
-        "10 steps a call": "skipped",
-        "50 steps a call": "skipped",
+        "10 steps per call": "skipped",
+        "50 steps per call": "skipped",
         "precision mixed_bfloat16": "skipped",
         "XLA": "skipped",
         "4 times the batch": "skipped",
@@ -358,7 +358,7 @@ def test_more_parallel_input_is_tried_only_if_a_core_is_idle(tmp_path: Path) -> 
     assert decisions(idle)["input on 4 threads"] == "reverted"
     assert decisions(used_up)["input on 2 threads"] == "skipped"
     (why,) = {each.why for each in used_up.outcomes if each.lever == "input on 2 threads"}
-    assert why == "training uses 1.0 of 1 cores: no core is left"
+    assert why == "training uses 1.0 of 1 cores: no core is idle"
     # Its work stays what it is, so CPU time does not decide.
     (event,) = [
         each
@@ -494,7 +494,7 @@ def test_kept_settings_stay_when_the_budget_ends(tmp_path: Path) -> None:
     found = tuned(world, tmp_path)
 
     assert found.settings == {"data.pipeline.cache": "memory"}
-    assert "10 steps a call" in found.ended
+    assert "10 steps per call" in found.ended
     assert world.opened == world.closed
 
 

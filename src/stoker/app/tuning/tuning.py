@@ -72,7 +72,7 @@ def tune(
         names = (f"{number:02d}" for number in count(1))
 
         def open_trial(settings: Settings, left_s: float) -> TrialClient:
-            within = TrialLimits.within(left_s, most_s=limits.lever_s)
+            within = TrialLimits.within(left_s, max_s=limits.lever_s)
             return trials.open(settings, name=next(names), limits=within)
 
         ledger = Ledger(folder / "ledger.jsonl")
@@ -211,7 +211,7 @@ def check(experiment: Experiment, *, progress: Callable[[str], None]) -> Check:
             with trials.alone(name="check", within_s=within_s) as trial:
                 with watched_load(trial.pid) as load:
                     # All processes share one minute, so each measures as few pairs as possible.
-                    profile = trial.profile(most_pairs=MIN_PAIRS)
+                    profile = trial.profile(max_pairs=MIN_PAIRS)
                 prices = experiment.resources.usd_per_hour
                 return Measured(figures=summary(profile, usd_per_hour=prices), load=load())
 

@@ -22,7 +22,7 @@ _LOG = logging.getLogger(__name__)
 Callback: TypeAlias = keras.callbacks.Callback
 
 GROUP = "callbacks"
-"""Prefix of the keys of all arrays."""
+"""Prefix of the keys of all arrays in the callbacks' state."""
 
 _WRITERS: tuple[type[Any], ...] = (
     keras.callbacks.ModelCheckpoint,
@@ -39,11 +39,11 @@ _NEEDLESS: dict[type[Any], str] = {
     keras.callbacks.SwapEMAWeights: "Stoker keeps the average of use_ema or train.ema itself, "
     "validates it and exports it.",
 }
-"""Callbacks whose task Stoker does itself, and how."""
+"""Class of a callback whose task Stoker does itself -> explanation for the user."""
 
 
 def writes_files(callback: Callback) -> bool:
-    """Return whether it is one of Keras's callbacks that write files or send reports."""
+    """Return whether a callback is one of Keras's that write files or send reports."""
     return isinstance(callback, _WRITERS)
 
 
@@ -55,8 +55,8 @@ def user_callback_errors(what: str) -> Iterator[None]:
         what: The callback's class and the hook, for the message.
 
     Raises:
-        ConfigError: The body failed; with the user's file, line and function, even if a callback of
-            Keras called them.
+        ConfigError: The `with` block failed. The error names the user's file, line and function, even if
+            one of Keras's callbacks called the function.
     """
     try:
         yield
@@ -69,15 +69,14 @@ def user_callback_errors(what: str) -> Iterator[None]:
 class Callbacks:
     """The user's callbacks and Keras's History, called by the loop as in `fit`.
 
-    The order of calls is that of `fit`: `on_train_begin`; in each epoch `on_epoch_begin`, for each
+    The order of calls is the same as in `fit`: `on_train_begin`; in each epoch `on_epoch_begin`, for each
     call of the compiled step `on_train_batch_begin` and `on_train_batch_end`, then `on_test_begin`,
     the test batches, `on_test_end`, and `on_epoch_end` with the metrics and their `val_`; at the
     end `on_train_end`, in which EarlyStopping restores the best weights. Logs become plain floats,
-    sorted by name, in one dict for all, so that a callback sees what an earlier one added. A
-    resumed run calls `set_state` before `on_train_begin`. If it resumes within an epoch, it does
-    not call `on_epoch_begin` again: a schedule that multiplies the learning rate has done so
-    already. A run that is interrupted, by an error or by its scheduler, does not call
-    `on_train_end`.
+    sorted by name. All callbacks get the same dict, so that a callback sees what earlier ones added.
+    A resumed run calls `set_state` before `on_train_begin`. If it resumes within an epoch, it does
+    not call `on_epoch_begin` again, because a schedule that multiplies the learning rate would do so
+    twice. A run that is interrupted, by an error or by its scheduler, does not call `on_train_end`.
 
     Every hook raises ConfigError if a callback fails, with the line of the user's file.
     """
@@ -98,10 +97,10 @@ class Callbacks:
             callbacks: The user's callbacks.
             steps: Steps per epoch.
             epochs: Total epochs.
-            is_chief: Whether this worker writes files; other workers skip callbacks that do.
+            is_chief: Whether this worker writes files; other workers skip callbacks that write files.
 
         Raises:
-            ConfigError: BackupAndRestore or SwapEMAWeights is among them, or one failed.
+            ConfigError: A callback is BackupAndRestore or SwapEMAWeights, or a callback failed.
         """
         for callback in callbacks:
             for kind, why in _NEEDLESS.items():
@@ -129,23 +128,23 @@ class Callbacks:
 
     @property
     def has_batch_hooks(self) -> bool:
-        """Whether a callback must be called for every single step."""
+        """Whether a callback must be called for each step, not only for each call of several steps."""
         heard = self._by_hook["on_train_batch_begin"] + self._by_hook["on_train_batch_end"]
         return any(needs_every_step(callback) for callback in heard)
 
     @property
     def reads_batch_logs(self) -> bool:
-        """Whether a callback handles the end of a call: the loop must then read the metrics."""
+        """Whether a callback has a hook for the end of a call; the loop must then read the metrics."""
         return bool(self._by_hook["on_train_batch_end"])
 
     @property
     def reads_test_logs(self) -> bool:
-        """Whether a callback handles the end of a validation batch."""
+        """Whether a callback has a hook for the end of a validation batch."""
         return bool(self._by_hook["on_test_batch_end"])
 
     @property
     def stop_training(self) -> bool:
-        """Whether a callback requested a stop: as in `fit`, the epoch ends and is validated."""
+        """Whether a callback requested a stop; as in `fit`, the epoch then ends and is validated."""
         return bool(self._model.stop_training)
 
     @property
@@ -155,11 +154,11 @@ class Callbacks:
 
     @property
     def history(self) -> keras.callbacks.History:
-        """Keras's record of every epoch's logs."""
+        """Keras's `History`, which contains the logs of every epoch."""
         return next(c for c in self._all if isinstance(c, keras.callbacks.History))
 
     def on_train_begin(self) -> None:
-        """Training starts or resumes; then with the state from `set_state`."""
+        """Call this when training starts or resumes; restores the state from `set_state`, if there is one."""
         self._model.stop_training = self._over = False
         self._at_end = None
         if self._resumed_from is not None:
@@ -173,63 +172,63 @@ class Callbacks:
             self._resumed_from = None
 
     def on_epoch_begin(self, epoch: int) -> None:
-        """An epoch starts; the first is 0."""
+        """Call this when an epoch starts; the first one is 0."""
         self._call_hooks("on_epoch_begin", epoch, {})
 
     def on_train_batch_begin(self, step: int) -> None:
-        """A call of the compiled step starts; `step` is its first step, from 0 in each epoch.
+        """Call this when a call of the compiled step starts; `step` is its first step, from 0 in each epoch.
 
-        As in `fit` with `steps_per_execution`, hooks are called once per call.
+        As in `fit` with `steps_per_execution`, hooks are called once per call of the compiled step.
         """
         self._call_step_hooks("on_train_batch_begin", step, {})
 
     def on_train_batch_end(self, step: int, logs: Mapping[str, Any]) -> None:
-        """A call has ended.
+        """Call this when a call of the compiled step has ended.
 
         Args:
-            step: Its last step. (`fit` passes the step at which a full call would have ended, even
-                if the epoch ended before.)
-            logs: `loss` and metrics, their means since the epoch started.
+            step: The last step of the call. (`fit` passes the step at which a full call would have
+                ended, even if the epoch ended before.)
+            logs: `loss` and metrics: their means since the epoch started.
         """
         self._call_step_hooks("on_train_batch_end", step, logs)
 
     def on_epoch_end(self, epoch: int, logs: Mapping[str, Any]) -> dict[str, Any]:
-        """An epoch has ended.
+        """Call this when an epoch has ended.
 
         Args:
-            epoch: The first is 0.
-            logs: `loss` and metrics, and those of the validation with the prefix `val_`.
+            epoch: The epoch; the first one is 0.
+            logs: `loss` and metrics; names from the validation have the prefix `val_`.
 
         Returns:
-            The logs with additions of the callbacks, such as `learning_rate`.
+            The logs with the callbacks' additions, such as `learning_rate`.
         """
         arguments = plain_logs(logs)
         self._call_hooks("on_epoch_end", epoch, arguments)
         return arguments
 
     def on_test_begin(self) -> None:
-        """Validation starts."""
+        """Call this when validation starts."""
         self._model.stop_evaluating = False
         self._call_hooks("on_test_begin", {})
 
     def on_test_batch_begin(self, step: int) -> None:
-        """A validation batch starts; the first is 0."""
+        """Call this when a validation batch starts; the first one is 0."""
         self._call_step_hooks("on_test_batch_begin", step, {})
 
     def on_test_batch_end(self, step: int, logs: Mapping[str, Any]) -> None:
-        """A validation batch has ended; logs have no prefix `val_`."""
+        """Call this when a validation batch has ended; names in `logs` have no prefix `val_`."""
         self._call_step_hooks("on_test_batch_end", step, logs)
 
     def on_test_end(self, logs: Mapping[str, Any]) -> None:
-        """Validation has ended; logs have no prefix `val_`."""
+        """Call this when validation has ended; names in `logs` have no prefix `val_`."""
         self._call_hooks("on_test_end", plain_logs(logs))
 
     def on_train_end(self, logs: Mapping[str, Any]) -> None:
-        """Training has ended, and callbacks get no more events; the logs are the last epoch's.
+        """Call this when training has ended; no other hook is called later. `logs` are the last epoch's.
 
-        The callbacks' state is taken before: at the end they close files and drop state. A run that
-        is resumed from here calls their end again. If the state of a callback cannot be taken now,
-        the finished training does not fail.
+        The callbacks' state is captured before their `on_train_end`, because there they close files and
+        drop state. A run that is resumed from this state calls `on_train_end` again. If the state of a
+        callback cannot be captured, the finished training does not fail.
         """
         if not self._over:
             self._at_end = self._captured(fails=False)
@@ -249,9 +248,10 @@ class Callbacks:
     def state(self) -> tuple[dict[str, Any], dict[str, NDArray[Any]]]:
         """Return the state of every callback: JSON, and arrays by key.
 
-        The state consists of each attribute that is a number, text, None, an array, or a list,
-        tuple, set or dict of these, or of the result of the callback's `get_state`. A warning names
-        other attributes once. After training has ended, it is the state just before `on_train_end`.
+        The state of a callback is the result of its `get_state`, if it has one. Otherwise, it consists of
+        all attributes that are numbers, strings, None, arrays, or lists, tuples, sets and dicts of these; a
+        warning names the other attributes once. After training has ended, it is the state before
+        `on_train_end`.
         """
         return self._captured(fails=True) if self._at_end is None else self._at_end
 
@@ -290,7 +290,8 @@ class Callbacks:
             facts: From `state`; a callback without an entry starts again, and a warning names it.
             arrays: From `state`.
 
-        Before `on_train_begin` it is stored, because `on_train_begin` resets callbacks.
+        Before `on_train_begin`, the state is only kept, and it is restored later, because
+        `on_train_begin` resets callbacks.
         """
         if self._begun:
             self._restore(facts, arrays)
@@ -329,7 +330,7 @@ class Callbacks:
         arguments = plain_logs(logs)
         for callback in self._by_hook[hook]:
             with user_callback_errors(f"{type(callback).__name__}.{hook}"):
-                # `fit` passes logs of batch hooks by keyword, those of other hooks by position.
+                # `fit` passes logs to batch hooks by keyword, and to other hooks by position.
                 getattr(callback, hook)(step, logs=arguments)
 
 
@@ -338,7 +339,7 @@ def load_callbacks(folder: Path, reference: str) -> Callable[[], list[Callback]]
 
     Args:
         folder: The user's folder.
-        reference: `module:function`, of a function without arguments that returns callbacks.
+        reference: `module:function`; the function has no arguments and returns callbacks.
 
     Returns:
         A function that creates them; it raises ConfigError if the user's function fails or returns

@@ -1,4 +1,4 @@
-"""The step hooks of callbacks, and settings that adapt to the user's callbacks and model."""
+"""Finds the step hooks of callbacks, and adapts settings to the user's callbacks and model."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ STEP_HOOKS = {
 
 
 def overrides_hook(callback: Callback, hook: str) -> bool:
-    """Return whether a callback overrides a method for one of `STEP_HOOKS`."""
-    # LambdaCallback sets its methods on the instance.
+    """Return whether a callback overrides a method that implements this hook, one of `STEP_HOOKS`."""
+    # LambdaCallback sets its methods on the instance, not on the class.
     found = {method: getattr(callback, method) for method in STEP_HOOKS[hook]}
     return any(
         getattr(own, "__func__", own) is not getattr(keras.callbacks.Callback, method)
@@ -36,12 +36,13 @@ def overrides_hook(callback: Callback, hook: str) -> bool:
 
 
 def needs_every_step(callback: Callback) -> bool:
-    """Return whether a callback with step hooks needs each step, not only each call."""
+    """Return whether a callback must be called for each step, not only for each call of several steps."""
     if type(callback) is keras.callbacks.ModelCheckpoint:
         return bool(callback.save_freq != "epoch")
     if type(callback) is keras.callbacks.TensorBoard:
         return bool(callback.update_freq != "epoch")
-    # A loss that is not finite ends the call, and stays in the mean of the epoch.
+    # TerminateOnNaN can be called once per call: a loss that is not finite ends the call, and the mean loss
+    # of the epoch stays not finite.
     return type(callback) not in (keras.callbacks.TerminateOnNaN, keras.callbacks.ProgbarLogger)
 
 
@@ -66,7 +67,7 @@ def apply_user_hooks(
     """Adapt the `auto` settings to the user's model and callbacks.
 
     Args:
-        resolved: Settings by the rules of `auto`, which know neither model nor callbacks.
+        resolved: Settings from the rules of `auto`, which do not depend on the model or the callbacks.
         config: The user's section.
         model: The compiled model.
         callbacks: The user's callbacks.
@@ -87,7 +88,7 @@ def apply_user_hooks(
 
 
 def require_label_of_each_output(model: keras.Model, labels: Collection[str]) -> None:
-    """Reject a model that could not be trained, or not be evaluated after training.
+    """Reject a model that could not be trained, or could not be evaluated after training.
 
     Args:
         model: The compiled model; outputs of a model that is not functional are not known yet.

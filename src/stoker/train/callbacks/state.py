@@ -1,4 +1,4 @@
-"""The state of a callback as JSON and arrays, so that a resumed run continues with it."""
+"""Converts the state of a callback to JSON and arrays and back, so that a resumed run continues with it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from stoker.core.errors import ConfigError, Plain
 
 Arrays = MutableMapping[str, NDArray[Any]]
-"""Arrays by key; JSON values refer to the keys."""
+"""Key -> array; JSON values refer to arrays by these keys."""
 
 _OF_THE_RUN = frozenset({"_model", "params"})
 """Attributes that `set_model` and `set_params` set in every process."""
@@ -26,15 +26,15 @@ _TENSORBOARD = frozenset(
     | {"_previous_epoch_iterations", "_log_write_dir", "_train_dir", "_val_dir"}
     | {"_train_step", "_val_step"}
 )
-"""Open files and a running profile, which belong to the process."""
+"""Attributes of TensorBoard's callback that belong to the process: open files and a running profile."""
 
 _CSV = frozenset({"csv_file", "writer", "append", "append_header"})
 
 
 def settings_of(callback: keras.callbacks.Callback) -> dict[str, Any]:
-    """Return the scalar attributes of a callback after its constructor, as JSON.
+    """Return the scalar attributes that a new callback has after its constructor, as JSON.
 
-    A stored attribute whose setting the user has changed since then is not restored.
+    A resumed run does not restore an attribute for which the user has changed this initial value.
     """
     return {
         name: encode(value, key="", arrays={})
@@ -49,13 +49,13 @@ def capture(
     """Return the state of a callback, and the names of attributes that cannot be stored.
 
     Args:
-        callback: Its own `get_state` and `set_state` are used, if it has both.
-        settings: The result of `settings_of` when it was new.
+        callback: The callback; its own `get_state` and `set_state` are used, if it has both.
+        settings: The result of `settings_of` for the new callback.
         key: Prefix of the keys of its arrays.
-        arrays: Receives copies, which can be written while training continues.
+        arrays: Receives copies of its arrays, which can be written while training continues.
 
     Raises:
-        ConfigError: Its `get_state` returned something other than numbers, text, arrays, and lists
+        ConfigError: Its `get_state` returned something other than numbers, strings, arrays, and lists
             and dicts of these.
     """
     if _has_own(callback):
@@ -70,7 +70,7 @@ def capture(
     facts: dict[str, Any] = {"settings": dict(settings), "attributes": attributes}
     written = getattr(callback, "csv_file", None)
     if isinstance(callback, keras.callbacks.CSVLogger) and isinstance(written, io.TextIOBase):
-        # A closed file contains all its rows.
+        # A closed file is complete. Of an open one, store the length, to remove later rows in `restore`.
         facts |= {} if written.closed else {"written": written.tell()}
     return facts, [] if _is_builtin(callback) else lost
 
@@ -92,7 +92,7 @@ def restore(
             _put(callback, name, decode(stored, arrays))
     written = getattr(callback, "csv_file", None)
     if "written" in facts and isinstance(written, io.TextIOBase):
-        # Rows after the checkpoint are written again.
+        # Remove the rows after the checkpoint: they will be written again.
         written.seek(min(facts["written"], written.seek(0, io.SEEK_END)))
         written.truncate()
 
@@ -101,8 +101,8 @@ def encode(value: Any, *, key: str, arrays: Arrays) -> Any:
     """Convert a value to JSON; its arrays go to `arrays`, with keys that start with `key`.
 
     Raises:
-        TypeError: It contains something other than None, numbers, text, arrays, keras.ops, and
-            lists, tuples, sets and dicts of these.
+        TypeError: It contains something other than None, numbers, strings, arrays, functions of
+            keras.ops, and lists, tuples, sets and dicts of these.
     """
     kind = type(value)
     if value is None or kind in (bool, int, str):
@@ -126,7 +126,7 @@ def encode(value: Any, *, key: str, arrays: Arrays) -> Any:
 
 
 def decode(stored: Any, arrays: Mapping[str, NDArray[Any]]) -> Any:
-    """Return the value that was passed to `encode`."""
+    """Convert the result of `encode` back to the value."""
     if isinstance(stored, list):
         return [decode(part, arrays) for part in stored]
     if not isinstance(stored, dict):

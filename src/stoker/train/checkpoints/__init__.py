@@ -1,12 +1,12 @@
-"""Checkpoints that are complete or absent, retained by rules, and found again after any kill.
+"""Checkpoints. Each is complete or absent, even after a kill; old ones are deleted by rules.
 
-config     how often they are written, and which are kept
 identity   what must be unchanged to resume a run: configuration, code, data, versions
-tensors    named arrays <-> one file
-store      one checkpoint: published by a manifest, verified; the newest good one, the best one
-retention  which of them are deleted
-cadence    when the next one is due, by the cost of the last ones
-writer     the background thread that connects these modules
+tensors    writes named arrays to a file, and reads them
+store      writes, verifies and finds checkpoints: the newest good one, the best one
+cadence    decides when the next checkpoint is due, from the cost of the last ones
+writer     writes checkpoints in a background thread, and deletes old ones
+state      converts a model's variables to named arrays and back
+seeds      states of random number generators outside the model
 
-Only `train/checkpoints/state.py` uses TensorFlow: it converts a model to named arrays and back.
+Only `state` and `seeds` use TensorFlow.
 """

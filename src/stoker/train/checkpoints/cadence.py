@@ -1,7 +1,7 @@
 """Decides when the next checkpoint is due.
 
-The cost of a checkpoint is the training time that it takes: the time that training stands still,
-and the slowdown of the steps that run while it is written.
+The cost of a checkpoint is the training time that is lost: the time in which training stands still,
+and the slowdown of the steps that run while the checkpoint is written.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from collections.abc import Callable
 from stoker.train.config import CheckpointConfig
 
 MIN_EVERY_S = 5.0
-"""Shortest interval, seconds: losing less than this is not worth the wear of the disk."""
+"""Minimum interval, seconds: to save less work than this is not worth the wear of the disk."""
 
 MAX_EVERY_S = 1800.0
-"""Longest interval, seconds: no more work than this is lost, whatever a checkpoint costs."""
+"""Maximum interval, seconds: a kill loses at most this much work, even if a checkpoint costs more."""
 
 AIM = 0.8
-"""Share of the permitted overhead to aim at: costs vary, and the first checkpoint is due before any
-cost is known."""
+"""Share of the permitted overhead that the interval aims at. The rest is a reserve: costs vary, and the
+first checkpoint is due before any cost is known."""
 
 USUAL_CALLS = 50
-"""Number of the newest calls without a checkpoint in progress that define the usual step time."""
+"""Number of newest calls whose median defines the usual step time; calls during which a checkpoint was
+being written do not count."""
 
 MIN_CALLS = 5
-"""Least number of them. Before that, the CPU time of writing is taken as the slowdown."""
+"""Minimum number of these calls; with fewer, the CPU time of writing is taken as the slowdown."""
 
 
 class Cadence:
-    """Decides by the clock or the step count; `auto` by the cost of the checkpoints."""
+    """Decides by the clock or by the number of steps; with `auto`, by the cost of earlier checkpoints."""
 
     def __init__(
         self, config: CheckpointConfig, *, now_s: Callable[[], float] = time.monotonic
@@ -57,7 +58,7 @@ class Cadence:
             return self._config.every_s
         if not self._costs_s:
             return MIN_EVERY_S
-        # The mean is what the whole run pays; the last one counts if costs have grown.
+        # The mean is what the whole run pays; the last cost is used if costs have grown.
         cost_s = max(sum(self._costs_s) / len(self._costs_s), self._costs_s[-1])
         return min(MAX_EVERY_S, max(MIN_EVERY_S, cost_s / (AIM * self._config.max_overhead)))
 
@@ -68,16 +69,16 @@ class Cadence:
         return self._now_s() - self._saved_s >= self.every_s
 
     def saved(self, step: int) -> None:
-        """Record that a checkpoint of this step was handed over, or restored."""
+        """Record that a checkpoint of this step was handed over to the writer, or restored."""
         self._saved_step, self._saved_s = step, self._now_s()
 
     def trained(self, steps: int, wall_s: float, *, while_writing: bool) -> None:
-        """Record a call.
+        """Record the time of a call of several steps.
 
         Args:
-            steps: Number of its steps.
-            wall_s: Their wall time, seconds.
-            while_writing: Whether a checkpoint was being written when it started.
+            steps: Number of steps.
+            wall_s: Wall time of the call, seconds.
+            while_writing: Whether a checkpoint was being written when the call started.
         """
         if while_writing:
             self._beside_s += wall_s
@@ -89,7 +90,7 @@ class Cadence:
         """Record the cost of a written checkpoint.
 
         Args:
-            stalled_s: How long training stood still, seconds.
+            stalled_s: Time in which training stood still, seconds.
             cpu_s: CPU time of writing, seconds.
         """
         slowed_s = cpu_s

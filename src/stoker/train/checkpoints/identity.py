@@ -9,13 +9,13 @@ from typing import Any
 from stoker.core.errors import Plain, UserError
 
 Identity = Mapping[str, Mapping[str, Any]]
-"""Part (configuration, code, data, versions) -> name in it -> its value or fingerprint, as JSON."""
+"""Part (configuration, code, data, versions) -> name in this part -> value or fingerprint, as JSON."""
 
 _NAMED = 4
-"""Most differences in one message."""
+"""Maximum number of differences in a message."""
 
 _SHOWN_CHARS = 24
-"""Longest value that is shown; hashes are longer."""
+"""Maximum number of characters of a value in a message; longer ones, such as hashes, are cut."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -23,16 +23,16 @@ class IdentityChange:
     """A difference between a checkpoint and this process."""
 
     part: str
-    """configuration, code, data, versions."""
+    """One of configuration, code, data, versions."""
 
     name: str
-    """The setting, function, column or library."""
+    """Name of the setting, function, column or library that changed."""
 
     before: Any
-    """Its value in the checkpoint; None if it had none."""
+    """Its value in the checkpoint; None if it was not there."""
 
     now: Any
-    """Its current value; None if it has none."""
+    """Its current value; None if it does not exist any more."""
 
     def __str__(self) -> str:
         what = f"{self.part} {self.name}"
@@ -70,7 +70,7 @@ def require_same(
         The differences, to be recorded.
 
     Raises:
-        UserError: There are differences that the user has not accepted; names them.
+        UserError: There are differences, which the error names, and the user has not accepted them.
     """
     found = changes(before, now)
     if found and not accept_change:

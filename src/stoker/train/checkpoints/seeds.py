@@ -1,7 +1,7 @@
-"""Random number generators outside the model's own seeds.
+"""Captures and restores random number generators that are not part of the model.
 
-A layer stores its seed with its weights. Numbers drawn without a seed come from a generator that
-Keras keeps per thread; callbacks draw from Python's and NumPy's generators.
+A layer stores its seed with its weights. Random numbers without a seed come from a generator that
+Keras keeps for each thread. Callbacks draw from Python's and NumPy's generators.
 """
 
 from __future__ import annotations
@@ -24,39 +24,40 @@ from stoker.internals.keras_internals import (
 from stoker.train.model.keras_model import walk_layers
 
 _APART = 0x9E3779B97F4A7C15 >> 1
-"""Odd, with bits everywhere: the seeds of replicas are far apart."""
+"""The seed of a part is XORed with this number times the part's number: its bits are set everywhere, so
+the seeds of parts are far apart."""
 
 
 def keras_seeds(strategy: tf.distribute.Strategy) -> SeedGenerator:
-    """Return Keras's generator for numbers drawn without a seed, with a state on each replica.
+    """Return Keras's generator for random numbers without a seed, with a state on each replica.
 
     Args:
-        strategy: The strategy whose replicas draw from it.
+        strategy: The strategy whose replicas draw from the generator.
     """
     with strategy.scope():
         generator = global_seed_generator()
         spread = isinstance(generator.state.value, tf.distribute.DistributedValues)
         if strategy.num_replicas_in_sync > 1 and not spread:
-            # It was created outside the scope: replicas would share one variable.
+            # Keras created it outside the strategy's scope, so replicas would share its variable.
             generator = SeedGenerator(generator.get_config()["seed"])
             use_keras_seeds(generator)
     return generator
 
 
 def use_keras_seeds(generator: SeedGenerator) -> None:
-    """Make this thread draw from a generator; call it first in a function for `strategy.run`.
+    """Make this thread draw its unseeded random numbers from a generator.
 
-    A strategy traces each replica in a separate thread, where Keras would create another generator
-    inside a `tf.function`, which fails.
+    Call it at the start of a function for `strategy.run`: a strategy traces each replica in a separate
+    thread, where Keras would create another generator inside a `tf.function`, which fails.
     """
     use_global_seeds(generator)
 
 
 def distinct_replica_seeds(replicas: int) -> AbstractContextManager[None]:
-    """Give each replica different random numbers in a step; the first draws as one device would.
+    """Give each replica different random numbers in a step; the first replica draws the same as one device.
 
-    All replicas have the same generator state, so Keras's Dropout would drop the same units of
-    corresponding rows on each replica. The states stay equal, and checkpoints store them.
+    All replicas have the same state of the generator, so without this, Keras's Dropout would drop the
+    same units on each replica. The states stay equal, and checkpoints store them.
 
     Args:
         replicas: Number of replicas.
@@ -74,11 +75,11 @@ def _next_of_replica(generator: SeedGenerator, *args: Any, **kwargs: Any) -> tf.
 
 
 def seed_of_part(seed: tf.Tensor, number: Any) -> tf.Tensor:
-    """Return the seed with which a part of a step draws; that of part 0 is the seed itself.
+    """Return the seed with which a part of a step draws; part 0 draws with `seed` itself.
 
     Args:
-        seed: [2], a generator's state.
-        number: Of the part, scalar: its replica or its virtual worker.
+        seed: [2] state of a generator.
+        number: Number of the part, a scalar: the index of the replica or the virtual worker.
     """
     number = tf.cast(number, seed.dtype)
     own = tf.stack([number * tf.constant(_APART, seed.dtype), tf.zeros_like(number)])
@@ -89,11 +90,11 @@ _DRAWN_APART = Replaced(SeedGenerator, next=_next_of_replica)
 
 
 def seed_states(model: keras.Model, generator: SeedGenerator) -> list[Any]:
-    """Return the states of all generators that a step of a model may draw from, Keras's own included.
+    """Return the states of all generators from which a model's step may draw, including Keras's own.
 
     Args:
-        model: Built.
-        generator: From `keras_seeds`.
+        model: The built model.
+        generator: Keras's own generator, the result of `keras_seeds`.
     """
     layers = [model, *(layer for _, layer in walk_layers(model))]
     states = [generator.state, *(each.state for layer in layers for each in seed_generators(layer))]
@@ -111,7 +112,7 @@ def host_seeds() -> dict[str, Any]:
 
 
 def restore_host_seeds(seeds: dict[str, Any]) -> None:
-    """Restore Python's and NumPy's global generators from `host_seeds`."""
+    """Restore the states of Python's and NumPy's global generators from the result of `host_seeds`."""
     version, words, gauss = seeds["python"]
     random.setstate((version, tuple(words), gauss))
     kind, keys, position, has_gauss, cached = seeds["numpy"]

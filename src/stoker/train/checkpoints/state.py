@@ -1,4 +1,4 @@
-"""Everything that a training step can change, as named arrays on the host, and back."""
+"""Copies everything that a training step can change to named arrays on the host, and back."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ Arrays = Mapping[str, NDArray[Any]]
 """Name -> values."""
 
 ROWS = "@replicas"
-"""Suffix of the name of a value with one row per replica."""
+"""Suffix of the name of an array that contains one row per replica."""
 
 _WORD_BYTES = 4
-"""Bytes of an integer that every collective implementation can gather."""
+"""Size of an integer type that every implementation of collectives can gather, bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Slot:
     variable: Any
-    """A TensorFlow variable, on one device or on each replica."""
+    """A TensorFlow variable, on one device or with a copy on each replica."""
 
     by_replica: bool
-    """Whether the replicas can hold different values."""
+    """Whether the replicas can have different values."""
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -47,7 +47,7 @@ class _Slot:
 
     @property
     def is_sum(self) -> bool:
-        """Whether its value is the sum over the replicas."""
+        """Whether the variable's value is the sum of the replicas' values."""
         on_read = self.variable.synchronization is tf.VariableSynchronization.ON_READ
         return on_read and self.variable.aggregation is tf.VariableAggregation.SUM
 
@@ -55,9 +55,9 @@ class _Slot:
 class TrainingState:
     """The variables of a training run, with stable names.
 
-    The names start with their group: `model/`, `optimizer/`, `metrics/`, `seeds/`, or the caller's.
-    Create it once, after model, optimizer and metrics are built. With several workers, each one
-    must call `capture` and `restore` in the same order.
+    A name starts with its group: `model/`, `optimizer/`, `metrics/`, `seeds/`, or a group of `extras`.
+    Create the object once, after model, optimizer and metrics are built. With several workers, all
+    of them must call `capture` and `restore` in the same order.
     """
 
     def __init__(
@@ -66,7 +66,7 @@ class TrainingState:
         """Collect the variables.
 
         Args:
-            model: Compiled and built, including its optimizer.
+            model: The compiled model; the model and its optimizer are built.
             extras: Group -> additional variables: moving averages, sums, counters.
         """
         self.strategy = _strategy(model)
@@ -85,7 +85,7 @@ class TrainingState:
             for name, slot in self._slots.items()
             if slot.by_replica and self.strategy.num_replicas_in_sync > 1
         }
-        # A TPU runs only graphs.
+        # A TPU runs only graphs, so the values are gathered in a `tf.function`.
         self._gather = tf.function(self._gather_rows, autograph=False)
         self._ids = tf.function(lambda: self.strategy.run(_replica_id), autograph=False)
 
@@ -93,7 +93,7 @@ class TrainingState:
         """Copy every value to the host.
 
         Returns:
-            Name -> value. If replicas differ: name + `@replicas` -> [replicas, ...].
+            Name -> value. If the values of the replicas differ: name + `@replicas` -> [replicas, ...].
         """
         return dict(self._rows()) | {
             name: self._components(slot)[0].numpy()
@@ -105,11 +105,12 @@ class TrainingState:
         """Restore captured values on every replica of this worker.
 
         Args:
-            arrays: From `capture`; other groups are ignored. The number of replicas may differ:
-                sums keep their total, other values come from the first replica.
+            arrays: The result of `capture`; arrays of other groups are ignored. The number of replicas
+                may differ from now: then sums keep their total, and other values are those of the first
+                replica.
 
         Raises:
-            DataError: They belong to another model; nothing was changed.
+            DataError: The arrays belong to another model; nothing was changed.
         """
         self._refuse_another_model(arrays)
         replicas = self.strategy.num_replicas_in_sync
@@ -140,7 +141,7 @@ class TrainingState:
         return self.strategy.run(self._gather_row)
 
     def _gather_row(self) -> tf.Tensor:
-        # One collective for all of them, as bytes: no value passes through arithmetic.
+        # Gather all values with one collective, as bytes, so that no arithmetic changes them.
         row = tf.concat([_bytes(slot.variable) for slot in self._gathered.values()], axis=0)
         size = sum(slot.nbytes for slot in self._gathered.values())
         row = tf.pad(row, [[0, -size % _WORD_BYTES]])
@@ -198,7 +199,7 @@ def _slots(groups: Mapping[str, Sequence[Any]]) -> dict[str, _Slot]:
 
 def _path(variable: Any, group: str) -> str:
     if group == "seeds":
-        # Keras names it by whatever was at work when it was first drawn from.
+        # Keras's own name for it depends on the code that first drew from it, so use a fixed name.
         return "keras"
     path = getattr(variable, "path", None) or variable.name
     return str(path).removesuffix(":0")
@@ -216,8 +217,8 @@ def _can_differ(value: Any, group: str) -> bool:
         return False
     if value.synchronization is tf.VariableSynchronization.ON_READ:
         return True
-    # Keras lets each replica write its own copy of non-trainable variables: BatchNorm's means,
-    # seeds.
+    # Keras lets each replica write its own copy of non-trainable variables, such as BatchNorm's means
+    # and seeds.
     return group in ("model", "metrics", "seeds") and not value.trainable
 
 
@@ -246,15 +247,15 @@ def _bytes(variable: Any) -> tf.Tensor:
 
 
 def restore_model(model: keras.Model, arrays: Arrays, *, average: str) -> None:
-    """Put the weights of a checkpoint into a model that is to be exported.
+    """Put the weights of a checkpoint into a model that will be exported.
 
     Args:
-        model: A built model; nothing else of its training is needed.
+        model: A built model; it need not be compiled.
         arrays: The arrays of a checkpoint.
-        average: Group of the moving average of the trainable weights, which is used if it exists.
+        average: Group of the moving average of the trainable weights; the average is used if it exists.
 
     Raises:
-        DataError: They belong to another model; nothing was changed.
+        DataError: The arrays belong to another model; nothing was changed.
     """
     slots = _slots({"model": model.variables})
     wrong = list(_differences(slots, arrays, ["model"]))

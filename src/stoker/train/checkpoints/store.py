@@ -3,7 +3,7 @@
 step-0000001234/
   state.safetensors  every variable
     facts.json         state of the run: epoch, position, metrics, callbacks
-    manifest.json      size and SHA-256 of the other two, and of itself; written last
+    manifest.json      size and SHA-256 of the other two files, and its own hash; written last
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ STATE = "state.safetensors"
 """File with the values of the variables."""
 
 FACTS = "facts.json"
-"""File with the rest of the run's state. Python's JSON, with Infinity, which callbacks use."""
+"""File with the rest of the run's state: JSON with Python's extension `Infinity`, which callbacks use."""
 
 MANIFEST = "manifest.json"
-"""File that completes a checkpoint."""
+"""Name of the manifest, whose presence makes a checkpoint complete."""
 
 FORMAT = 1
-"""Version of the layout."""
+"""Version of a checkpoint's layout."""
 
 _NAME = re.compile(r"step-(\d{10,})(?:\.(\d+))?")
 _LOG = logging.getLogger(__name__)
@@ -46,7 +46,7 @@ class Best:
     """The checkpoint with the best monitored value so far."""
 
     name: str
-    """Its folder's name."""
+    """Name of the checkpoint's folder."""
 
     value: float
     """The monitored value."""
@@ -57,28 +57,28 @@ class Manifest:
     """The manifest of a checkpoint."""
 
     step: int
-    """Steps done."""
+    """Number of steps done."""
 
     sizes: dict[str, int]
-    """File -> bytes."""
+    """File -> its size, bytes."""
 
     hashes: dict[str, str]
-    """File -> SHA-256."""
+    """File -> SHA-256 of its content."""
 
     identity: dict[str, dict[str, Any]]
     """Configuration, code, data and versions of the run."""
 
     best: Best | None
-    """The best one so far, including this one; None before the first value."""
+    """The best checkpoint so far, including this one; None before the first monitored value."""
 
     elapsed_s: float
     """Training time of the run, over all its processes, seconds."""
 
     written: str
-    """Time of day, for people only."""
+    """Date and time of writing, for people only."""
 
     format: int = FORMAT
-    """Version of the layout."""
+    """Version of the checkpoint's layout."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,7 +94,7 @@ class DamagedCheckpoint:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class VerifiedCheckpoint:
-    """A checkpoint with every byte verified."""
+    """A checkpoint whose bytes have all been verified."""
 
     path: Path
     """Its folder."""
@@ -106,7 +106,7 @@ class VerifiedCheckpoint:
     """The state that was stored with the variables."""
 
     refused: tuple[DamagedCheckpoint, ...] = ()
-    """Newer ones that are damaged, newest first."""
+    """Newer checkpoints, which are damaged; newest first."""
 
     @property
     def step(self) -> int:
@@ -119,39 +119,39 @@ class VerifiedCheckpoint:
         return self.manifest.identity
 
     def arrays(self) -> dict[str, NDArray[Any]]:
-        """Return its variables by name, mapped from the file."""
+        """Return name -> value of each variable, memory-mapped from the file."""
         return read_tensors(self.path / STATE)
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointContent:
-    """The content of one checkpoint."""
+    """The content of a checkpoint that will be written."""
 
     arrays: Arrays
-    """The variables."""
+    """Name -> value of each variable."""
 
     facts_text: str
-    """The rest of the state, JSON."""
+    """The rest of the run's state, as JSON."""
 
     step: int
-    """Steps done. If this step has a checkpoint already, this one gets the next name."""
+    """Number of steps done. If this step has a checkpoint already, the new one gets the next free name."""
 
     identity: Identity
     """The identity of the run."""
 
     best: float | Best | None
-    """The best checkpoint so far, or this one's value if it is the best."""
+    """Monitored value of this checkpoint if it is the best one so far; else the earlier best one."""
 
     elapsed_s: float
     """Training time of the run, seconds."""
 
 
 def write_checkpoint(folder: Path, content: CheckpointContent) -> VerifiedCheckpoint:
-    """Write one checkpoint and publish it in one rename.
+    """Write a checkpoint, and publish it with a single rename.
 
     Args:
-        folder: Folder of the checkpoints.
-        content: Its content.
+        folder: Folder of all checkpoints.
+        content: Content of the checkpoint.
 
     Raises:
         OSError: A write or an fsync failed; nothing is published or left behind.
@@ -176,12 +176,12 @@ def write_checkpoint(folder: Path, content: CheckpointContent) -> VerifiedCheckp
 
 
 def newest_good(folder: Path) -> VerifiedCheckpoint | None:
-    """Return the newest checkpoint with every byte intact; None without a checkpoint.
+    """Return the newest checkpoint that is intact; None if there is no checkpoint.
 
-    Those that are damaged are named in the log and in `VerifiedCheckpoint.refused`.
+    The log and `VerifiedCheckpoint.refused` name newer checkpoints that are damaged.
 
     Raises:
-        DataError: All checkpoints are damaged. A run never silently starts again.
+        DataError: All checkpoints are damaged; the run must not silently start from the beginning.
     """
     refused: list[DamagedCheckpoint] = []
     for path in reversed(places(folder)):
@@ -189,7 +189,7 @@ def newest_good(folder: Path) -> VerifiedCheckpoint | None:
             return replace(open_checkpoint(path), refused=tuple(refused))
         except DataError as error:
             refused.append(DamagedCheckpoint(path=path, why=error.line()))
-            _LOG.warning("%s Trying the one before it.", error.line())
+            _LOG.warning("%s Trying the previous checkpoint.", error.line())
     if refused:
         raise DataError(
             f"all {len(refused)} checkpoints in {folder} are damaged",
@@ -200,7 +200,7 @@ def newest_good(folder: Path) -> VerifiedCheckpoint | None:
 
 
 def best(folder: Path) -> VerifiedCheckpoint:
-    """Return the best checkpoint by the monitored value, else the newest; used for export.
+    """Return the checkpoint with the best monitored value, or the newest one without values; for export.
 
     Raises:
         DataError: The checkpoint is missing or damaged.
@@ -224,7 +224,7 @@ def places(folder: Path) -> list[Path]:
 
 
 def open_checkpoint(path: Path) -> VerifiedCheckpoint:
-    """Read one checkpoint and verify every byte.
+    """Read a checkpoint and verify every byte.
 
     Raises:
         DataError: The checkpoint is damaged; the error says how.
@@ -241,7 +241,7 @@ def read_manifest(path: Path) -> Manifest:
     """Read a manifest and verify its own hash; the other files are not checked.
 
     Raises:
-        DataError: It is missing, damaged, or from a later version of Stoker.
+        DataError: The manifest is missing, damaged, or from a later version of Stoker.
     """
     try:
         text = (path / MANIFEST).read_text()
@@ -260,7 +260,7 @@ def read_manifest(path: Path) -> Manifest:
 
 
 def _sealed(body: Mapping[str, Any]) -> str:
-    # There is only one way to write it, so that the hash covers every bit of the file.
+    # Refuse any other spelling of the same JSON, so that the hash covers every bit of the file.
     seal = _sha256(_rendered(body))
     return _rendered({**body, "sha256": seal})
 

@@ -1,7 +1,7 @@
-"""Named arrays in one file in the safetensors format: a header with names, then the values.
+"""Stores named arrays in a file of the safetensors format: a header with names, then the values.
 
-Faster than `.npz` (200 MB, CPU time): writing and hashing run at 1.2 GB/s against 0.37, because
-nothing is copied or summed twice, and values can be mapped into memory.
+It is faster than `.npz`: writing and hashing 200 MB runs at 1.2 GB/s of CPU time instead of 0.37 GB/s,
+because nothing is copied or checksummed twice. And values can be mapped into memory.
 
 Source: https://github.com/huggingface/safetensors, "Format".
 """
@@ -38,10 +38,10 @@ _CODES = {
 _NAMES = {code: name for name, code in _CODES.items()}
 
 _LENGTH_BYTES = 8
-"""Length of the header, a little-endian number."""
+"""A file begins with the length of its header, a little-endian number of this many bytes."""
 
 _ALIGNMENT = 8
-"""Largest item of any dtype, bytes: multiples of it are aligned for all of them."""
+"""Size of the largest item of any dtype, bytes: a multiple of it is aligned for every dtype."""
 
 
 def write_tensors(path: Path, arrays: Arrays) -> str:
@@ -53,7 +53,7 @@ def write_tensors(path: Path, arrays: Arrays) -> str:
         DataError: The format does not support an array's dtype.
         OSError: The disk is full or broken; the file is then unusable.
     """
-    # Widest items first, so that every array is aligned to its items.
+    # Write arrays with the widest items first, so that every array is aligned to the size of its items.
     names = sorted(arrays, key=lambda name: (-arrays[name].itemsize, name))
     digest = hashlib.sha256()
     with path.open("xb") as stream:
@@ -66,7 +66,7 @@ def write_tensors(path: Path, arrays: Arrays) -> str:
 
 
 def read_tensors(path: Path) -> dict[str, NDArray[Any]]:
-    """Map the arrays of a file from `write_tensors` into memory, read-only."""
+    """Map the arrays of a file that `write_tensors` wrote into memory, read-only."""
     mapped = np.memmap(path, dtype=np.uint8, mode="r")
     length = int.from_bytes(mapped[:_LENGTH_BYTES].tobytes(), "little")
     values = mapped[_LENGTH_BYTES + length :]

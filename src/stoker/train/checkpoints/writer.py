@@ -37,7 +37,7 @@ _HOUR_S = 3600.0
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class CheckpointInfo:
-    """The facts about a checkpoint that retention needs."""
+    """The facts about a checkpoint that decide whether it is deleted."""
 
     name: str
     """Its folder's name."""
@@ -46,8 +46,8 @@ class CheckpointInfo:
     """Steps that were done when it was written."""
 
     elapsed_s: float
-    """Training time of the run until then, over all its processes, seconds. Not the time of day,
-    which can jump."""
+    """Training time of the run until this checkpoint, over all its processes, seconds. It is not taken
+    from the time of day, which can jump."""
 
 
 def superseded(
@@ -61,12 +61,12 @@ def superseded(
     """Return the names of the checkpoints to delete.
 
     Args:
-        older: The good ones before the newest, oldest first.
-        newest: The one just published; it is kept.
-        best: Name of the one with the best monitored value.
-        keep_last: How many of the newest are kept, including `newest`.
-        every_h: Keep the first one of each interval of this many hours of training; None: keep
-            none.
+        older: The good checkpoints before the newest one, oldest first.
+        newest: The checkpoint that was just published; it is kept.
+        best: Name of the checkpoint with the best monitored value; it is kept.
+        keep_last: How many of the newest checkpoints are kept, including `newest`.
+        every_h: Also keep the first checkpoint of each interval of this many hours of training; None:
+            keep no such checkpoints.
     """
     others = [kept for kept in older if kept.step != newest.step]
     stay = {kept.name for kept in [*others, newest][-keep_last:]} | {best}
@@ -79,7 +79,7 @@ def _first_of_each(checkpoints: Sequence[CheckpointInfo], interval_s: float) -> 
     first: dict[int, str] = {}
     for kept in checkpoints:
         first.setdefault(int(kept.elapsed_s // interval_s), kept.name)
-    # The first interval is the start of the run, to which no one returns.
+    # Keep none of the first interval: there is no reason to return to the start of the run.
     first.pop(0, None)
     return set(first.values())
 
@@ -88,10 +88,10 @@ _LOG = logging.getLogger(__name__)
 
 
 class CheckpointWriter:
-    """Writes a run's checkpoints in one background thread, and deletes old ones.
+    """Writes a run's checkpoints in a background thread, and deletes old ones.
 
-    An error in the thread is raised by the next call. Use it as a context manager, which waits for
-    the last checkpoint.
+    An error in the thread is raised by the next call of a method. Use the writer as a context manager,
+    which waits for the last checkpoint at the end.
     """
 
     def __init__(
@@ -106,9 +106,9 @@ class CheckpointWriter:
         """Create the folder, and check that it is writable.
 
         Args:
-            folder: Folder of the checkpoints. No other process may write to it.
-            config: How often they are written, and which are kept.
-            identity: Identity of the run; stored in each of them.
+            folder: Folder of the checkpoints; no other process may write to it.
+            config: How often checkpoints are written, and which are kept.
+            identity: Identity of the run; stored in each checkpoint.
             better: Whether the monitored value is minimized or maximized.
             after: The checkpoint from which the run resumes; None for a new run.
 
@@ -136,7 +136,8 @@ class CheckpointWriter:
     def due(self, step: int) -> bool:
         """Return whether a checkpoint is due after this many steps.
 
-        By the clock, none is due while the last one is being written, because training would wait.
+        If the interval is a time, no checkpoint is due while the last one is being written, because
+        training would have to wait for it.
         """
         if self._pending is not None and self._pending.done():
             self.wait()
@@ -144,8 +145,8 @@ class CheckpointWriter:
         return not (by_clock and self._pending is not None) and self._cadence.due(step)
 
     def trained(self, steps: int, wall_s: float) -> None:
-        """Record a call, except the first one of a process."""
-        # Checkpoints that were written when it started have been counted by `due`.
+        """Record the time of a call of steps, for the cadence; leave out the first call of a process."""
+        # `due` has already recorded the cost of checkpoints that were complete when the call started.
         self._cadence.trained(steps, wall_s, while_writing=self._pending is not None)
 
     def save(
@@ -157,13 +158,13 @@ class CheckpointWriter:
         monitored: float | None = None,
         copied_s: float = 0.0,
     ) -> None:
-        """Hand one checkpoint over to the thread; waits only if the last one is in progress.
+        """Hand a checkpoint over to the thread; wait only if the last one is still being written.
 
         Args:
             arrays: Copies of the variables, which must not change any more.
-            facts: JSON values; copied before this returns.
-            step: Steps done.
-            monitored: The value that selects the best one; None, NaN and infinity never do.
+            facts: The rest of the run's state, JSON values; copied before this method returns.
+            step: Number of steps done.
+            monitored: The value that selects the best checkpoint; None, NaN and infinity are never best.
             copied_s: Time of the copy to the host, during which training stood still, seconds.
 
         Raises:
@@ -187,7 +188,7 @@ class CheckpointWriter:
         """Wait until the pending checkpoint is on disk.
 
         Raises:
-            UserError: It could not be written; the older ones are intact.
+            UserError: The checkpoint could not be written; older ones are intact.
         """
         pending, self._pending = self._pending, None
         if pending is not None:
@@ -204,7 +205,7 @@ class CheckpointWriter:
         try:
             self.wait()
         except UserError as second:
-            # The error that ended training is the one to show.
+            # Do not raise the writer's error: the error that ended training is more important.
             _LOG.error("%s", second.line())
 
     def _best_with(self, monitored: float | None) -> float | Best | None:
@@ -227,7 +228,7 @@ class CheckpointWriter:
         known = places(self.folder)
         place = known.index(newest.path)
         older: list[CheckpointInfo] = []
-        # Later ones are damaged, or were written before a rollback.
+        # Do not count later checkpoints: they are damaged, or were written before a rollback.
         gone = known[place + 1 :]
         for path in known[:place]:
             try:
@@ -251,7 +252,7 @@ def _kept(path: Path) -> CheckpointInfo:
 
 
 def _discard(path: Path) -> None:
-    # Hide it in one step: a half-deleted checkpoint would look damaged.
+    # Rename it before it is deleted: a checkpoint that is deleted only in part would look damaged.
     hidden = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
     require_newest()
     os.rename(path, hidden)
@@ -267,6 +268,6 @@ def _named(folder: Path, *, need_bytes: int) -> Iterator[None]:
         raise UserError(
             f"a checkpoint could not be written to {folder}",
             got=Plain(error.strerror or str(error)),
-            fix="None was published, and the older ones are intact. Check the disk, or write "
-            "elsewhere with --set runs=DIR.",
+            fix="Older checkpoints are intact. Check the disk, or write to another one with "
+            "--set runs=DIR.",
         ) from error

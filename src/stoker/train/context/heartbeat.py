@@ -1,4 +1,4 @@
-"""Heartbeats of a worker to the launcher that started it, once a second. Imports no TensorFlow."""
+"""Sends a worker's heartbeats to the launcher that started it, once per second. Imports no TensorFlow."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ RANK_VARIABLE = "STOKER_RANK"
 """Environment variable with the rank of this process."""
 
 OTHERS_S = 600.0
-"""Longest time that a finished worker waits for the others, seconds; the launcher stops it
+"""Maximum time that a finished worker waits for the others, seconds; usually the launcher stops it
 earlier."""
 
 
@@ -49,23 +49,23 @@ class Heartbeat:
         self._step = step
 
     def enter(self, phase: Phase) -> None:
-        """Enter another phase; only `train` requires steps."""
+        """Enter another phase; only in the phase `train`, the number of steps must grow."""
         self._phase = phase
         self._hurry.set()
 
     def progress(self, line: str, share: float | None) -> None:
-        """Store a progress line for the user, and the completed share."""
+        """Store a progress line for the user, and the completed share of the run."""
         self._line, self._share = line, share
 
     def finish(self) -> None:
-        """Report that this process has finished, and wait until all others have.
+        """Report that this process has finished, and wait until all others have finished.
 
-        The first worker coordinates TensorFlow's cluster: the others fail if it exits before them.
+        The first worker coordinates TensorFlow's cluster: if it exits first, the others fail.
         """
         self._phase = "done"
         self._end_thread()
-        # The launcher sends nothing: the descriptor becomes readable when the launcher closes it or
-        # dies.
+        # The launcher sends nothing, so the descriptor becomes readable only when the launcher closes
+        # it or dies.
         select.select([self._descriptor], [], [], OTHERS_S)
 
     def close(self) -> None:
@@ -101,27 +101,27 @@ class Heartbeat:
         try:
             os.write(self._descriptor, beat.to_message())
         except BlockingIOError:
-            # The launcher has not read for minutes. It reads the next heartbeat.
+            # The launcher has not read for minutes, so the socket is full. Drop this heartbeat.
             return
         except (BrokenPipeError, ConnectionResetError):
-            # The launcher is gone, and this process will be killed.
+            # The launcher has ended, and this process will be killed.
             return
 
 
 @functools.cache
 def process_heartbeat() -> Heartbeat:
-    """Return the heartbeat of this process, to the launcher if there is one.
+    """Return the heartbeat of this process; without a launcher, its messages go nowhere.
 
-    SIGUSR2 then writes Python's stacks to stderr.
+    With a launcher, the signal SIGUSR2 writes Python's stacks to stderr.
     """
     return open_heartbeat(os.environ)
 
 
 def open_heartbeat(environ: MutableMapping[str, str]) -> Heartbeat:
-    """Open a heartbeat to the launcher of an environment; child processes do not inherit it.
+    """Open a heartbeat to the launcher that an environment names; child processes do not inherit it.
 
     Args:
-        environ: `STOKER_HEARTBEAT_FD` is removed from it.
+        environ: The environment; its variable `STOKER_HEARTBEAT_FD` is read and removed.
     """
     descriptor = environ.pop(FD_VARIABLE, None)
     rank = int(environ.get(RANK_VARIABLE, "0"))

@@ -1,7 +1,7 @@
-"""How long a worker takes from the end of one all-reduce to the start of the next.
+"""Measures how long a worker takes from the end of one all-reduce to the start of the next one.
 
-Whole steps of all workers take equally long, because each waits for the others in the all-reduce. Only the
-time before it shows which worker is slow. It covers everything between: Python, input, forward and backward pass.
+A whole step takes equally long on all workers, because each waits for the others in the all-reduce. Only the
+time between two all-reduces shows which worker is slow: Python, input, forward and backward pass.
 """
 
 from __future__ import annotations
@@ -13,20 +13,20 @@ import numpy as np
 import tensorflow as tf
 
 WINDOW = 100
-"""Newest steps that count."""
+"""Number of newest steps that the median covers."""
 
 MIN_STEPS = 20
-"""Least number of steps for a median."""
+"""Minimum number of steps for a median."""
 
 
 class LocalStepTime:
-    """Keeps the local time of the newest steps of this worker, on its CPU."""
+    """Stores the local times of this worker's newest steps, on its CPU."""
 
     def __init__(self, clock: Callable[[], tf.Tensor] = tf.timestamp) -> None:
         """Start without steps.
 
         Args:
-            clock: Adds an operation to the graph that reads the time, seconds.
+            clock: Adds an operation to the graph; the operation reads a clock, seconds.
         """
         self._clock = clock
         with tf.device("CPU:0"):
@@ -37,17 +37,17 @@ class LocalStepTime:
             )
 
     def before_reduction(self, gradients: Any) -> tf.Operation:
-        """Add to the graph of a step: the gradients are ready to be reduced.
+        """Add operations to the graph of a step that record when the gradients are ready to be reduced.
 
         Args:
-            gradients: Nested tensors of this replica.
+            gradients: Nested gradients of this replica.
         """
         tensors = tf.nest.flatten(gradients, expand_composites=True)
         ready = [tensor for tensor in tensors if tensor is not None]
         with tf.control_dependencies(ready), tf.device("CPU:0"):
             now_s = self._clock()
             passed_s = now_s - self._ended_s.read_value()
-            # The first step has no all-reduce before it: the next step overwrites its entry.
+            # The first step has no all-reduce before it, so the next step overwrites its entry.
             is_first = tf.equal(self._ended_s.read_value(), 0.0)
             place = self._count.read_value() % WINDOW
             written = self._seconds.scatter_nd_update([[place]], [passed_s])
@@ -56,12 +56,12 @@ class LocalStepTime:
         return counted
 
     def after_reduction(self, reduced: Any) -> None:
-        """Add to the graph of a step: the sums of all workers have arrived."""
+        """Add operations to the graph of a step that record when the sums over all workers have arrived."""
         with tf.control_dependencies(tf.nest.flatten(reduced)), tf.device("CPU:0"):
             self._ended_s.assign(self._clock())
 
     def median_s(self) -> float | None:
-        """Return the median, seconds; None before `MIN_STEPS` steps. Thread-safe."""
+        """Return the median of the newest steps, seconds; None before `MIN_STEPS` steps. Thread-safe."""
         count = min(int(self._count.numpy()), WINDOW)
         if count < MIN_STEPS:
             return None

@@ -22,7 +22,7 @@ def require_monitored(monitor: str, names: Iterable[str]) -> None:
     """Check that the monitored metric exists.
 
     Raises:
-        ConfigError: It is not among the names; the error suggests the nearest one.
+        ConfigError: The model has no such metric; the error suggests the most similar name.
     """
     known = [name for name in names if name.startswith("val_")]
     if monitor not in known:
@@ -36,7 +36,7 @@ def require_monitored(monitor: str, names: Iterable[str]) -> None:
 def is_better(
     metrics: Mapping[str, float], position: Position, *, epoch: int, config: TrainConfig
 ) -> bool:
-    """Return whether this epoch is the best one by the monitored metric; NaN never is."""
+    """Return whether this epoch is the best one so far by the monitored metric."""
     monitor = config.monitor
     require_monitored(monitor, metrics)
     if not math.isfinite(metrics[monitor]):
@@ -52,10 +52,10 @@ def is_better(
 
 
 def validation_class_weights(model: keras.Model, config: TrainConfig) -> Mapping[int, float] | None:
-    """Return the class weights for validation: the same as in training.
+    """Return the class weights for validation: the same as in training; None with a user's `test_step`.
 
-    A user-defined `test_step` gets only the weights in the data, as in `fit`: it may accept only
-    features and labels.
+    As in `fit`, a user-defined `test_step` gets only weights that are in the data, because it may accept
+    only features and labels.
     """
     return None if "test_step" in overrides(model) else config.class_weight
 
@@ -67,16 +67,16 @@ def check_unweighted_monitor(model: keras.Model, config: TrainConfig) -> Finding
         return None
     return Finding.warning(
         "unweighted_choice",
-        f"train.class_weight weights training, but {type(model).__name__}.test_step computes "
-        "train.monitor: val_loss without it: the best epoch may be one that the rare classes "
-        "have not reached",
+        f"train.class_weight applies to training, but {type(model).__name__}.test_step computes "
+        "val_loss, the monitored metric, without it; at the best epoch, rare classes may not have been "
+        "learned yet",
         fix="Set train.monitor to a metric of the rare classes (val_auc, val_recall), or weight "
-        "the loss inside test_step and remove train.class_weight.",
+        "the loss inside train_step and test_step and remove train.class_weight.",
     )
 
 
 _LESS_IS_BETTER = ("loss", "error", "mae", "mse", "rmse", "crossentropy", "divergence")
-"""Parts of metric names for which lower is better."""
+"""If the name of a metric contains one of these words, lower is better."""
 
 
 def better_mode(monitor: str, mode: Literal["min", "max", "auto"]) -> Literal["min", "max"]:
@@ -87,12 +87,12 @@ def better_mode(monitor: str, mode: Literal["min", "max", "auto"]) -> Literal["m
 
 
 def resolve_monitor_mode(config: TrainConfig, outputs: Collection[str]) -> TrainConfig:
-    """Resolve `monitor_mode` in the settings.
+    """Return the settings with `min` or `max` in place of `monitor_mode: auto`.
 
     Args:
         config: The user's settings.
-        outputs: Names of the model's outputs. They say nothing about the metric: an output called
-            `loss` also has an accuracy.
+        outputs: Names of the model's outputs. They are removed from the metric's name before it decides,
+            because an output that is called `loss` also has an accuracy.
     """
     metric = config.monitor.removeprefix("val_")
     begins = [of_output(output, "") for output in outputs if output]

@@ -1,4 +1,4 @@
-"""Requests to stop training: a spot eviction, a time limit of Slurm, Ctrl-C."""
+"""Handles requests to stop training: an eviction, a time limit of Slurm, Ctrl-C."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from stoker.core.signals import ASKING, end_at_once, heard
 
 
 class Preemption:
-    """Requests to stop this process, and the variable through which the compiled step sees them."""
+    """Requests to stop this process, and the variable from which the compiled step reads them."""
 
     def __init__(self) -> None:
         with tf.device("CPU:0"):
@@ -23,7 +23,7 @@ class Preemption:
         """[stop requested, checkpoint due after this call], read by the compiled step."""
         self.requested = False
         self.has_work = False
-        """Whether there is unsaved work; without any, a signal ends the process immediately."""
+        """Whether there is unsaved work; if not, a signal ends the process immediately."""
         self._interrupted = 0
         self._saves = False
 
@@ -35,7 +35,7 @@ class Preemption:
 
     def save_after_call(self, wanted: bool) -> None:
         """Tell all workers whether a checkpoint is due after this call."""
-        # Assigning is a TensorFlow call of its own.
+        # Assign only a changed value, because each assignment is a call of TensorFlow.
         if wanted != self._saves:
             self.signals[1].assign(int(wanted))
             self._saves = wanted
@@ -43,8 +43,8 @@ class Preemption:
     def on_signal(self, number: signal.Signals) -> None:
         """Handle a signal: the first one requests a stop, the second one ends the process.
 
-        In a job all are one request: Slurm sends TERM to every process of a worker, and so does each of them to its
-        child. A scheduler that does not want to wait kills.
+        In a job, all signals together count as a single request, because Slurm sends TERM to every process of a
+        worker, and each of these processes passes it on to its child. To end a job at once, a scheduler sends KILL.
         """
         if self.requested and VARIABLE in os.environ:
             return
@@ -53,10 +53,10 @@ class Preemption:
         self.request()
 
     def on_interrupt(self, number: int) -> None:
-        """Handle a signal in the main thread; Ctrl-C may come from a notebook.
+        """Handle Ctrl-C in the main thread; it may come from a notebook.
 
         Raises:
-            KeyboardInterrupt: There is nothing to save, or it is the second Ctrl-C.
+            KeyboardInterrupt: There is nothing to save, or this is the second Ctrl-C.
         """
         if number != signal.SIGINT:
             return
@@ -68,8 +68,8 @@ class Preemption:
         """Return the exception to raise once everything is saved.
 
         Args:
-            step: Steps done.
-            steps: Steps in all.
+            step: Number of steps done.
+            steps: Number of steps of the whole run.
         """
         if self._interrupted:
             return KeyboardInterrupt()
@@ -84,7 +84,7 @@ class Preemption:
 def listen_for_preemption() -> Iterator[Preemption]:
     """Yield a `Preemption` that SIGTERM, SIGUSR1, SIGHUP and Ctrl-C trigger.
 
-    Outside the main thread, signals are ignored.
+    In any thread but the main one, no signal is handled.
     """
     preemption = Preemption()
     with heard([*ASKING, signal.SIGINT], preemption.on_signal, handler=preemption.on_interrupt):

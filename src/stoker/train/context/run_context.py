@@ -28,14 +28,14 @@ T = TypeVar("T")
 
 
 class BackgroundCall(Generic[T]):
-    """Runs a function in a thread, starting immediately."""
+    """A function that runs in a thread, which starts immediately."""
 
     def __init__(self, work: Callable[[], T], *, name: str) -> None:
-        """Start.
+        """Start the thread.
 
         Args:
-            work: Called once. It must not draw random numbers or trace parts of the model, because
-                the main thread builds the model meanwhile.
+            work: The function; called once. It must not draw random numbers or trace parts of the
+                model, because the main thread builds the model at the same time.
             name: The thread's name.
         """
         self._found: T | None = None
@@ -44,14 +44,14 @@ class BackgroundCall(Generic[T]):
         self._thread.start()
 
     def wait(self) -> None:
-        """Wait until the function has ended, with or without an error."""
+        """Wait until the function has ended; its error, if any, is not raised."""
         self._thread.join()
 
     def result(self) -> T:
-        """Wait for the function's result.
+        """Wait until the function has ended, and return its result.
 
         Raises:
-            Exception: the exception of the function.
+            Exception: the exception that the function raised.
         """
         self._thread.join()
         if self._error is not None:
@@ -70,13 +70,13 @@ class Progress:
     """Progress of training, for the user."""
 
     step: int
-    """Steps done."""
+    """Number of steps done."""
 
     steps: int
-    """Steps in all."""
+    """Number of steps of the whole run."""
 
     epoch: int
-    """Finished epochs."""
+    """Number of finished epochs."""
 
     scalars: Mapping[str, float]
     """The newest metrics."""
@@ -90,22 +90,22 @@ class TrainResult:
     epochs: int
     best_epoch: int
     metrics: dict[str, float]
-    """Of the best epoch: the loss, the model's metrics, and the same with `val_`."""
+    """Metrics of the best epoch: loss and the model's metrics, for training and (`val_`) validation."""
 
     busy: BusyReport
     samples_per_s: float
 
     resolved: ResolvedTraining
-    """The value of each `auto` in the run's last step; XLA may have been chosen during training."""
+    """The value of each `auto` at the end of the run; the use of XLA may have been decided during training."""
 
     health: dict[str, Any] = field(default_factory=dict)
     """Findings and actions: rollbacks, reduced batches, warnings; JSON values."""
 
     xla: dict[str, Any] = field(default_factory=dict)
-    """Whether XLA compiles the step, why, and how the cache was used; JSON values."""
+    """Whether XLA compiles the step, why, and how the compilation cache was used; JSON values."""
 
     agreement: dict[str, Any] | None = None
-    """Whether validation used the fast image decoder; see `agreed_metrics`."""
+    """Whether validation used the fast image decoder; see `agreed_metrics`. None: there was no choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +113,7 @@ class RunContext:
     """The inputs of a training run apart from model, data and settings."""
 
     memory_bytes: int
-    """Memory of this machine; a part of it may hold transformed features."""
+    """Memory of this machine, bytes; a part of it may store transformed features."""
 
     checkpoints: Path
     """Folder of the checkpoints; a run resumes from the newest good one."""
@@ -125,7 +125,7 @@ class RunContext:
     """Called with the progress after every call of steps."""
 
     on_wait: Callable[[str], None] = lambda _: None
-    """Called with a line, from another thread, while the device waits for a compiler."""
+    """Called with a line for the user, from another thread, while the device waits for a compiler."""
 
     preemption: Preemption
     """Requests to stop this process."""
@@ -140,25 +140,25 @@ class RunContext:
     """Writes TensorBoard data and profiles."""
 
     local_step: LocalStepTime | None = None
-    """Times this worker between two all-reduces; None without other workers."""
+    """Measures this worker's time between two all-reduces; None without other workers."""
 
     identity: Identity = field(default_factory=dict)
     """Identity of the run: configuration, code, data, versions."""
 
     accept_change: bool = False
-    """Resume from a checkpoint with another identity."""
+    """Whether the run may resume from a checkpoint with another identity."""
 
     callbacks: Sequence[keras.callbacks.Callback] = ()
     """The user's callbacks."""
 
     service: ServiceConfig | None = None
-    """tf.data service whose workers prepare the training batches."""
+    """tf.data service whose workers prepare the training batches; None: this process prepares them."""
 
     work_dir: Path | None = None
-    """Folder for the copy of the training split that these workers read."""
+    """Folder for the copy of the training split that the workers of `service` read."""
 
     feeds: BackgroundCall[Feeds] | None = None
-    """The feeds, if a thread is already opening them; None: training opens them."""
+    """The feeds, which a thread is already opening; None: training opens them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -175,6 +175,6 @@ class RunSetup:
     """The values that replaced each `auto`."""
 
     distribution: Distribution
-    """Devices and workers that share a step."""
+    """Devices and workers that share each step."""
 
     context: RunContext

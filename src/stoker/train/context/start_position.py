@@ -20,7 +20,7 @@ from stoker.train.setup.feeds import open_feeds
 from stoker.train.setup.whole_batches import WholeFeed, whole_steps
 
 TrainFeed = AnyFeed | ServiceFeed | WholeFeed
-"""Feeds that training can read."""
+"""Types of feeds from which training can read."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,7 +74,7 @@ def open_run(
 def checkpoint_writer(
     found: VerifiedCheckpoint | None, *, config: TrainConfig, context: RunContext
 ) -> CheckpointWriter:
-    """Return the writer of the run's checkpoints; only one process may have one."""
+    """Return the writer of the run's checkpoints; only one process of a run may have a writer."""
     return CheckpointWriter(
         context.checkpoints,
         config=config.checkpoint,
@@ -109,7 +109,7 @@ def _start_position(
             fix="Restore the data and the batch size, or train in a new run.",
         )
     if position.steps != per_epoch * config.epochs:
-        # With another number of epochs, a run stopped by a callback would otherwise stay stopped.
+        # If the number of epochs has changed, a run that a callback has stopped continues.
         position.steps = per_epoch * config.epochs
         position.over = position.step >= position.steps
     return position

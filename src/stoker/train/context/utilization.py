@@ -1,10 +1,12 @@
-"""How busy the device is: U, the busy fraction, and W, the share of time spent waiting for input.
+"""Measures how busy the device is: U, the busy fraction, and W, the share of time spent waiting for input.
 
-U = T_ceil / T_real. T_ceil: wall time of the same compiled step on one resident batch, measured in
-a few windows between calls in the first epoch of each process. T_real: wall time of a step with real data,
-synchronized only at the end of a call; the call after a window is left out, because the input could
-fill its buffers during the window. W: the part of T_real that is blocked in next(iterator). They
-differ: a pipeline that takes the CPU away from the step costs U and hardly any W, so both are reported.
+U = T_ceil / T_real. T_ceil (the ceiling) is the wall time of the compiled step on a batch that stays in
+memory, the resident batch. It is measured in a few windows between calls, in the first epoch of each
+process. T_real is the wall time of the same step with real input, synchronized only at the end of a call.
+The call after a window does not count, because the input could fill its buffers during the window.
+
+W is the part of T_real in which the step is blocked in next(iterator). Both are reported, because they
+differ: a pipeline that takes the CPU away from the step lowers U, but hardly changes W.
 """
 
 from __future__ import annotations
@@ -20,18 +22,18 @@ from stoker.train.checkpoints.state import TrainingState
 from stoker.train.context.position import Position
 
 CEILING_S = 0.5
-"""Total time of all windows that measure the ceiling: long compared with a scheduler's slice (some
-ms). The mean is used, as for the real steps, because other work on the machine slows both; with the
-best of several windows, U would blame the input for it."""
+"""Total time of all windows that measure the ceiling, seconds: much longer than a time slice of the
+scheduler (some ms). The mean of the windows is used, as for real steps, because other work on the machine
+slows both. If the best window were used, U would blame the input for that work."""
 
 WINDOWS = 4
-"""Windows per process: a temporary load on the machine should not decide the result."""
+"""Number of windows per process: several, so that a temporary load does not decide the result."""
 
 FIXED_STEPS = 5
-"""Steps in a window that several workers measure together."""
+"""Number of steps in a window that several workers measure together."""
 
 RunResident = Callable[[Any, tf.Tensor], tf.Tensor]
-"""A function from `make_run_resident`."""
+"""Type of the result of `make_run_resident`."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -39,23 +41,23 @@ class BusyReport:
     """U and W of one training run."""
 
     ceiling_step_s: float
-    """T_ceil, seconds per step; the mean of all windows."""
+    """T_ceil, the time per step on the resident batch, mean of all windows, seconds."""
 
     ceiling_rows: float
-    """Rows of the batch in memory."""
+    """Number of rows of the resident batch."""
 
     real_step_s: float
-    """T_real, seconds per step, without tracing, the first call and calls after a window."""
+    """T_real, the time per step with real input, without the first call and calls after a window, seconds."""
 
     real_rows: float
-    """Mean rows of a real step: an epoch's last batch may be shorter."""
+    """Mean number of rows of a real step: an epoch's last batch may be shorter."""
 
     input_wait: float
-    """W, share from 0 to 1."""
+    """W, the share of the time spent waiting for input, from 0 to 1."""
 
     @property
     def busy_fraction(self) -> float:
-        """U per row: at most about 1; values above 1 are measurement noise."""
+        """U, computed from times per row; values above 1 are measurement noise."""
         return (self.ceiling_step_s / self.ceiling_rows) / (self.real_step_s / self.real_rows)
 
 
@@ -68,7 +70,7 @@ class Ceiling:
 
     @property
     def step_s(self) -> float:
-        """Seconds per step."""
+        """Time per step, seconds."""
         return self.wall_s / self.steps
 
 
@@ -80,19 +82,19 @@ def measure_ceiling(
     seconds: float,
     steps: int | None = None,
 ) -> Ceiling:
-    """Time steps on one resident batch, and restore the model.
+    """Measure the time of steps on a resident batch, and restore the model.
 
     Args:
-        run_resident: From `make_run_resident`.
-        element: The element of a step; every step gets it.
-        state: Every variable that a step can change.
-        seconds: Approximate measuring time.
-        steps: Number of steps; by default as many as fill the time. Several workers have to run
+        run_resident: The result of `make_run_resident`.
+        element: An element of the feed, which every step gets.
+        state: All variables that a step can change.
+        seconds: Approximate measuring time, seconds.
+        steps: Number of steps; by default as many as fit in the time. Several workers must all run
             the same number.
     """
     saved = state.capture()
     try:
-        # The first call traces if necessary, and brings the batch and the weights into the caches.
+        # The first call traces the function if necessary, and fills the caches with batch and weights.
         run_resident(element, tf.constant(1, tf.int64)).numpy()
         if steps is None:
             steps = max(2, int(seconds / _timed(run_resident, element, 2) * 2))
@@ -108,14 +110,15 @@ def _timed(run_resident: RunResident, element: Any, steps: int) -> float:
 
 
 MIN_GAP = 3
-"""Fewest calls between two windows: of three, the two that do not follow a window are timed."""
+"""Minimum number of calls between two windows. The first of them is not timed, because it follows a
+window."""
 
 FIRST_AFTER = 2
-"""Calls before the first window: the first one compiles, the second one fills caches."""
+"""Number of calls before the first window: the first one compiles, the second one fills caches."""
 
 Measure = Callable[[float], Ceiling | None]
-"""A share of the usual time -> the time of steps on a resident batch; None if they did not fit in
-memory, so that the step is a smaller one now."""
+"""Share of the usual measuring time -> time of steps on a resident batch. None if memory ran out: the step
+was then replaced by a smaller one."""
 
 
 class CeilingWindows:
@@ -126,25 +129,25 @@ class CeilingWindows:
         self.restart()
 
     def restart(self) -> None:
-        """Start over for a new step; its first call is left out."""
+        """Start over, because the step has changed."""
         self._calls, self._count, self._next = 0, 0, FIRST_AFTER
 
     @property
     def missing(self) -> int:
-        """Number of windows still to be taken."""
+        """Number of windows that have not been measured yet."""
         return WINDOWS - self._count
 
     def due(self, calls_left: int) -> bool:
-        """Whether to take a window after the call that has just ended; if so, it counts as taken.
+        """Return whether to measure a window after the call that has just ended; if so, count the window.
 
         Args:
-            calls_left: Remaining calls of this epoch.
+            calls_left: Number of remaining calls of this epoch.
         """
         self._calls += 1
         if not self.missing or self._calls < self._next:
             return False
         self._count += 1
-        # Spread over the rest of the epoch, so that they see the same conditions as the real calls.
+        # Spread windows over the rest of the epoch, so that their conditions are those of the real calls.
         self._next = self._calls + max(MIN_GAP, calls_left // (self.missing + 1))
         return True
 
@@ -157,7 +160,7 @@ class RunCeiling:
 
         Args:
             position: The run's position.
-            measure: Measures steps, and leaves the model as it was.
+            measure: Measures the time of steps, and leaves the model unchanged.
         """
         self._position, self._measure = position, measure
         self._windows, self._after_window = CeilingWindows(), False
@@ -168,12 +171,12 @@ class RunCeiling:
         self._position.timing.ceiling_s, self._position.timing.ceiling_steps = 0.0, 0
 
     def due(self, steps_per_call: int) -> bool:
-        """Whether to measure it now, after a call."""
+        """Return whether to measure the ceiling now, after a call."""
         left = self._position.per_epoch - self._position.in_epoch
         return self._windows.due(left // steps_per_call)
 
     def take(self, share: float = 1 / WINDOWS) -> bool:
-        """Measure; return False if the step did not fit in memory."""
+        """Measure a window, and add it to the position; return False if the step did not fit in memory."""
         found = self._measure(share)
         if found is None:
             return False
@@ -183,15 +186,15 @@ class RunCeiling:
         return True
 
     def follows_window(self) -> bool:
-        """Whether a window preceded the call that has ended: the input filled its buffers in it."""
+        """Return whether the call that has ended followed a window, in which the input filled its buffers."""
         settling, self._after_window = self._after_window, False
         return settling
 
     def complete(self, *, trained: bool) -> None:
-        """At the end, measure the missing windows in one.
+        """At the end of a run, measure all missing windows as a single one.
 
         Args:
-            trained: Whether this process has trained; if not, earlier measurements suffice.
+            trained: Whether this process has trained; if not, earlier measurements are enough.
         """
         missing = self._windows.missing or (WINDOWS if self.step_s is None else 0)
         if missing and (trained or self.step_s is None):

@@ -1,1 +1,1 @@
-"""Checks of a training run: bad numbers, divergence, and unnoticed loss of speed."""
+"""Checks a training run: numbers that are not finite, divergence, and unnoticed loss of speed."""

@@ -1,4 +1,4 @@
-"""Steps that are not finite: the error that explains one, and the decision to end or to roll back."""
+"""Explains a step whose loss or gradient is not finite, and decides to end the run or to roll back."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ from stoker.core.errors import ConfigError, Plain, UserError
 from stoker.train.health.layers import BadValues
 
 MAX_FLOAT16 = 65_504.0
-"""Largest finite float16."""
+"""Largest finite value of float16."""
 
 LARGE = 1e30
-"""Finite values beyond it mean that infinity was reached by growth, not by a division by zero."""
+"""If finite values are larger than this, growth led to infinity, and not a division by zero."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class BadStep:
-    """A step whose loss or gradient is not finite; its update was not made."""
+    """A step whose loss or gradient is not finite; usually, its update was not made."""
 
     step: int
-    """Its number, from 1."""
+    """Its number; the first step is 1."""
 
     loss: float
-    """Its loss; finite if only a gradient was not."""
+    """Its loss; finite if only a gradient was not finite."""
 
     positions: tuple[int, ...]
     """Positions of its samples in the order of the whole run; empty if unknown."""
@@ -38,8 +38,7 @@ class BadStep:
     """Whether the step was compiled by XLA."""
 
     already_applied: bool = False
-    """Whether the weights are those after the step: a user-defined `train_step` updates them
-    itself."""
+    """Whether the update was made nevertheless: a user-defined `train_step` updates the weights itself."""
 
 
 def bad_step_error(bad: BadStep, found: BadValues | None) -> UserError:
@@ -47,7 +46,8 @@ def bad_step_error(bad: BadStep, found: BadValues | None) -> UserError:
 
     Args:
         bad: The step.
-        found: Where it began, from `first_bad_values`; None if the second run was finite.
+        found: The result of `first_bad_values`: where the step became not finite; None if everything was
+            finite when the step was run again.
     """
     wrong = "gradient" if bad.loss == bad.loss and abs(bad.loss) != float("inf") else "loss"
     return UserError(
@@ -115,7 +115,7 @@ def _advice(bad: BadStep, found: BadValues | None) -> str:
     if found.place == "weight":
         return "An earlier update caused it: lower the learning rate, or set train.clip_norm: 1.0."
     if found.place == "gradient" and bad.precision == "mixed_float16":
-        # A dynamic scale skips such a step.
+        # A dynamic loss scale would have skipped such a step.
         return (
             "float16 ends at 65504: set train.loss_scale: dynamic, which skips such a step, or "
             "train.precision: mixed_bfloat16."
@@ -139,7 +139,8 @@ def _advice(bad: BadStep, found: BadValues | None) -> str:
 
 
 MAX_BUDGET = 1000
-"""A larger budget is unreasonable: each rollback costs up to the steps between two checkpoints."""
+"""Maximum budget: each rollback repeats up to all steps between two checkpoints, so a larger one is probably
+a typo."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -150,7 +151,7 @@ class NanConfig:
     """Reaction to a loss or gradient that is not finite."""
 
     nan_budget: int = 3
-    """Most rollbacks of a run."""
+    """Maximum number of rollbacks in a run."""
 
     def __post_init__(self) -> None:
         if not 0 <= self.nan_budget <= MAX_BUDGET:
@@ -161,23 +162,23 @@ class NanConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Rollback:
-    """One return to a checkpoint; it is recorded in the run."""
+    """A return to a checkpoint, as it is recorded in the run."""
 
     step: int
     """The step that was not finite."""
 
     positions: tuple[int, ...]
-    """Positions of its samples in the order of the whole run; they are skipped from now on."""
+    """Positions of its samples in the order of the whole run; these samples are skipped from now on."""
 
     bad_rows: tuple[int, ...] = ()
-    """Rows of the data that held the first bad values; empty if unknown."""
+    """Rows of the data that contain the first values that are not finite; empty if unknown."""
 
 
 class Rollbacks:
-    """Decides about rollbacks and stores what is skipped; the loop carries it out.
+    """Decides about rollbacks, and stores which samples are skipped; the loop carries out the rollback.
 
-    Its state is JSON and is stored in checkpoints, but a rollback does not restore it: decisions
-    since that checkpoint stay valid.
+    Its state is JSON and is stored in checkpoints. A rollback does not restore this state, so that
+    decisions since the checkpoint stay valid.
     """
 
     def __init__(self, config: NanConfig) -> None:
@@ -190,17 +191,17 @@ class Rollbacks:
         return frozenset(position for one in self.done for position in one.positions)
 
     def decide(self, bad: BadStep, error: UserError, *, bad_rows: tuple[int, ...] = ()) -> Rollback:
-        """Roll back, or raise the error.
+        """Decide to roll back, and record it; or raise the error, which ends the run.
 
         Args:
             bad: The step, with the positions of its samples.
-            error: The reason, from `bad_step_error`.
-            bad_rows: Rows of the data that held the first bad values. A row occurs once per epoch:
-                if it is known already, it does not count against the budget again.
+            error: The result of `bad_step_error`.
+            bad_rows: Rows of the data that contain the first values that are not finite. Rows occur again
+                in each epoch; known rows do not count against the budget again.
 
         Raises:
-            UserError: The setting says stop; or, as the error then says, the budget is used up, or
-                the samples are unknown or were skipped already.
+            UserError: `on_nan` is `stop`, the budget is used up, or the samples are unknown or were
+                skipped already; the error says which.
         """
         if self._config.on_nan == "stop":
             raise error

@@ -1,6 +1,6 @@
-"""Checks for unnoticed loss of speed: each one says what, where, and what to do.
+"""Checks for unnoticed loss of speed; each finding says what is slow, where, and what to do.
 
-The checks of graphs and placement were tested on graphs and on logical CPU devices, not on a GPU.
+The checks of graphs and placement were tested on graphs and on logical CPU devices, but not on a GPU.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from stoker.core.errors import Finding
 from stoker.train.health.step_operations import named, step_operations
 
 RETRACES = 3
-"""Usual number of traces of one step: full batches, the last batch of an epoch, and the first
-guess."""
+"""Usual number of traces of a step: for full batches, for the last batch of an epoch, and a first trace with
+guessed shapes."""
 
 _HOST_CALLS = ("PyFunc", "PyFuncStateless", "EagerPyFunc", "Print", "PrintV2")
-"""Operations for which the device waits for Python or for the terminal."""
+"""Operations that make the device wait for Python or for the terminal."""
 
 _COMPUTES = ("MatMul", "BatchMatMulV2", "BatchMatMulV3", "Conv2D", "Conv3D", "Einsum")
-"""Operations that do the work of a step: if XLA compiles none of them, it is useless."""
+"""Operations that do most of a step's work: if XLA compiles none of them, it is useless."""
 
 
 def check_idle_devices(variables: Sequence[Any], accelerators: Sequence[str]) -> Finding | None:
@@ -30,7 +30,7 @@ def check_idle_devices(variables: Sequence[Any], accelerators: Sequence[str]) ->
 
     Args:
         variables: The model's Keras variables.
-        accelerators: Names of the logical devices, `/device:GPU:0`.
+        accelerators: Names of the logical devices, e.g. `/device:GPU:0`.
     """
     if len(accelerators) < 2:
         return None
@@ -41,8 +41,8 @@ def check_idle_devices(variables: Sequence[Any], accelerators: Sequence[str]) ->
     return Finding.warning(
         "idle_devices",
         f"{len(accelerators)} accelerators are visible, and no variable is placed on {named(idle)}",
-        fix="Set train.strategy: mirrored to use all of them, or train.memory.visible_devices to the "
-        "ones in use.",
+        fix="Set train.strategy: mirrored to use all of them, or set train.memory.visible_devices to "
+        "those that are used.",
     )
 
 
@@ -51,7 +51,7 @@ def check_scope(variables: Iterable[Any], strategy: tf.distribute.Strategy) -> F
 
     Args:
         variables: Keras variables of model and optimizer.
-        strategy: The strategy for their training.
+        strategy: The strategy that trains the model.
     """
     if not tf.distribute.has_strategy() and strategy is tf.distribute.get_strategy():
         return None
@@ -75,16 +75,16 @@ def check_retraces(function: Any, *, most: int = RETRACES) -> Finding | None:
 
     Args:
         function: The `tf.function` that runs steps.
-        most: Usual number of traces.
+        most: Maximum number of traces that is usual.
     """
     traces = function.experimental_get_tracing_count()
     if traces <= most:
         return None
     return Finding.warning(
         "retraces",
-        f"the step was traced {traces} times, {most} are usual",
-        fix="Give every batch the same shapes and dtypes, and pass no changing Python number to the "
-        "model's call.",
+        f"the step was traced {traces} times; at most {most} times is usual",
+        fix="Give every batch the same shapes and dtypes, and do not pass Python numbers that change to "
+        "the model's call.",
     )
 
 
@@ -109,14 +109,14 @@ def check_host_sync(step: Any) -> Finding | None:
 
 
 def check_xla(step: Any) -> Finding | None:
-    """Check that XLA compiles the step; call it only if XLA was requested.
+    """Check that XLA compiles the step; call this only if XLA is used.
 
     Args:
         step: The step's concrete function.
 
     Returns:
-        An error if XLA compiles none of the step's products and convolutions, a warning if it
-        compiles only some; None if the step has none.
+        An error if XLA compiles none of the step's products and convolutions; a warning if it compiles
+        only some of them; None if it compiles all, or if there are none.
     """
     work = [operation for operation in step_operations(step) if operation.kind in _COMPUTES]
     left_out = [operation for operation in work if not operation.compiled]
@@ -127,14 +127,14 @@ def check_xla(step: Any) -> Finding | None:
         for operation in step_operations(step)
         if any(tensor.dtype == tf.string for tensor in operation.operation.inputs)
     ]
-    why = f"; XLA has no strings, which are in {named(texts)}" if texts else ""
+    why = f"; XLA does not support strings, which are in {named(texts)}" if texts else ""
     places = named([operation.scope or operation.kind for operation in left_out])
-    share = "nothing" if len(left_out) == len(work) else f"{len(work) - len(left_out)} of them"
+    count = len(work) - len(left_out)
     return Finding(
         kind="xla_unused",
-        severity="error" if share == "nothing" else "warning",
-        message=f"train.xla is on and of {len(work)} products and convolutions {share} is "
-        f"compiled by it: not {places}{why}",
+        severity="warning" if count else "error",
+        message=f"XLA is on, but it compiles {count or 'none'} of {len(work)} products and "
+        f"convolutions; not compiled: {places}{why}",
         fix="Set train.xla: false, or remove what XLA cannot compile (strings, Python "
         "functions, run_eagerly).",
     )

@@ -1,4 +1,4 @@
-"""Detects a diverging loss and a collapsing loss scale, before values are infinite or vanish."""
+"""Detects a diverging loss and a collapsing loss scale, before values become infinite or zero."""
 
 from __future__ import annotations
 
@@ -14,12 +14,13 @@ from typing import Any
 from stoker.core.errors import ConfigError, Finding
 
 SPREADS = 10.0
-"""A loss counts as high only beyond this many median deviations of the window, because batches
-differ."""
+"""A loss counts as high only if its distance from the window's median is more than this many times the
+median distance, because batches differ."""
 
 GROWTH = 1.1
-"""Growing means that the distance from the median increased by this factor within the counted
-updates: a jump to a new level, as after a change of the data, does not grow."""
+"""A loss counts as growing if its distance from the median increases by this factor between the first and
+the second half of the counted updates. A jump to a new level, e.g. after a change of the data, does not
+grow."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -27,13 +28,13 @@ class DivergenceConfig:
     """When a growing loss counts as divergence."""
 
     factor: float = 3.0
-    """Multiple of its running median that the loss must reach."""
+    """A loss counts as high if it is more than this many times its running median."""
 
     updates: int = 20
-    """Number of consecutive updates."""
+    """Number of consecutive updates with a high loss that count as divergence if the loss grows."""
 
     window: int = 200
-    """Updates in the running median."""
+    """Number of updates that the running median covers."""
 
     def __post_init__(self) -> None:
         if not self.factor > 1:
@@ -46,7 +47,7 @@ class DivergenceConfig:
 
 
 class _Window:
-    """The last values, also in sorted order: their median is needed after every call."""
+    """The last values, which are also stored in sorted order, because their median is computed often."""
 
     def __init__(self, size: int) -> None:
         self._size = size
@@ -60,7 +61,7 @@ class _Window:
         return iter(self._last)
 
     def extend(self, values: Iterable[float]) -> None:
-        """Add values; the oldest ones beyond the size are dropped."""
+        """Add values; drop the oldest ones if there are more than the size."""
         for value in values:
             self._last.append(value)
             insort(self._in_order, value)
@@ -68,7 +69,7 @@ class _Window:
                 del self._in_order[bisect_left(self._in_order, self._last.popleft())]
 
     def median(self) -> float:
-        """Return the same as `statistics.median`."""
+        """Return the median, as `statistics.median` does."""
         middle = len(self._in_order) // 2
         if len(self._in_order) % 2:
             return self._in_order[middle]
@@ -76,7 +77,7 @@ class _Window:
 
 
 class Divergence:
-    """Watches the loss; its state is JSON and is stored in checkpoints."""
+    """Watches the loss for divergence; its state is JSON and is stored in checkpoints."""
 
     def __init__(self, config: DivergenceConfig) -> None:
         self._config = config
@@ -86,15 +87,15 @@ class Divergence:
         self._reported = False
 
     def update(self, step: int, loss: float) -> Finding | None:
-        """Add a loss.
+        """Add a loss, and check for divergence.
 
         Args:
-            step: Its step, or the last step of its mean.
+            step: The step of the loss; for a mean, its last step.
             loss: The loss; if it is not finite, it counts as very large.
 
         Returns:
-            One finding per episode: `factor` times the median for `updates` in a row, and growing.
-            A high loss that does not grow becomes the new median.
+            A finding, once per episode, if the loss is high for `updates` updates in a row and grows. A
+            high loss that does not grow is added to the median after `window` updates.
         """
         value = loss if math.isfinite(loss) else sys.float_info.max
         if not self._calm or self._is_calm(value):
@@ -141,7 +142,7 @@ class Divergence:
         middle = self._calm.median()
         if value <= middle + (self._config.factor - 1) * abs(middle):
             return True
-        # A multiple of a loss that is zero or negative is meaningless; its spread is not.
+        # For a loss that is zero or negative, a multiple of the median is useless, but not its spread.
         return value <= middle + SPREADS * statistics.median(abs(v - middle) for v in self._calm)
 
     def _finding(self, step: int, loss: float) -> Finding:
@@ -155,10 +156,11 @@ class Divergence:
 
 
 MIN_SCALE = 1.0
-"""Below it, scaling makes gradients smaller, the opposite of its purpose."""
+"""A loss scale below this collapses: it makes gradients smaller, the opposite of its purpose."""
 
 HALVINGS = 8
-"""Halvings without a recovery. From Keras's 2**15, some are usual at the start."""
+"""A loss scale that is halved this many times without a rise collapses. From Keras's initial 2**15, a few
+halvings are usual."""
 
 
 class LossScaleWatch:
@@ -170,14 +172,15 @@ class LossScaleWatch:
         self._reported = False
 
     def update(self, step: int, scale: float) -> Finding | None:
-        """Add a value of the scale.
+        """Add a value of the scale, and check whether it collapses.
 
         Args:
-            step: The step after which it has this value.
-            scale: The scale; there may be several halvings between two calls.
+            step: The step after which the scale has this value.
+            scale: The scale; it may have been halved several times since the last call.
 
         Returns:
-            A finding once per fall: below `MIN_SCALE`, or halved `HALVINGS` times without a rise.
+            A finding if the scale is below `MIN_SCALE`, or was halved `HALVINGS` times without a rise;
+            only once until the scale rises.
         """
         if scale > self._last:
             self._top, self._reported = scale, False
@@ -191,8 +194,8 @@ class LossScaleWatch:
         return Finding.warning(
             "loss_scale",
             f"the loss scale collapses: from {self._top:g} to {scale:g} at step {step} without "
-            "a rise between; each halving is a step whose float16 gradients overflowed and "
-            "that was skipped",
+            "rising in between; each halving is a skipped step, because its float16 gradients "
+            "overflowed",
             fix="Set train.precision: mixed_bfloat16 or float32, or lower the learning rate.",
         )
 

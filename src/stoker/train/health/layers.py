@@ -1,4 +1,4 @@
-"""Finds the layer with the first non-finite value: runs a step's batch again, eagerly."""
+"""Finds the layer with the first value that is not finite: runs a step's batch again, eagerly."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from stoker.train.model.keras_model import walk_layers
 from stoker.train.model.remat import plain_call
 
 SHOWN_ROWS = 8
-"""Most rows to name: enough to look at, short enough for one line."""
+"""Maximum number of rows that an error names: enough to look at, and short enough for one line."""
 
 Place = Literal["feature", "label", "sample weight", "weight", "output", "loss", "gradient"]
 
@@ -26,11 +26,11 @@ class BadValues:
     """The first values of a step that are not finite."""
 
     place: Place
-    """What held them. `gradient`: what this layer passes back, or the gradient of its weights; its
-    outputs, and the gradient that reached it, are finite."""
+    """What contains the values. `gradient`: the gradient of a layer's inputs or weights, if the layer's
+    outputs and their gradient are finite."""
 
     name: str
-    """A feature, or the path of a layer or a weight."""
+    """Name of the feature, or path of the layer or weight."""
 
     nan_share: float
     """Share of the values that are NaN."""
@@ -42,33 +42,33 @@ class BadValues:
     """Smallest finite value; None if there is none."""
 
     most: float | None
-    """Largest finite value."""
+    """Largest finite value; None if there is none."""
 
     dtype: str
     """Dtype of the values."""
 
     rows: tuple[int, ...] = ()
-    """Rows of the batch that hold them, at most `SHOWN_ROWS`; empty if they have no rows."""
+    """Rows of the batch that contain the values, at most `SHOWN_ROWS`; empty if the values have no rows."""
 
 
 def first_bad_values(
     model: keras.Model, batch: Sequence[Any], *, adapt: Callable[[Any], Any]
 ) -> BadValues | None:
-    """Run forward and backward pass of one batch again, and check every value.
+    """Run forward and backward pass of a batch again, and check every value.
 
-    Nothing is changed: weights, BatchNorm's averages and seeds stay as they are. Pass the model in
-    the state before the step. The activations of the whole batch are in memory.
+    Nothing is changed: weights, BatchNorm's averages and seeds stay as they are. The activations of the
+    whole batch are in memory.
 
     Args:
-        model: A built, compiled model: functional, Sequential or subclassed.
+        model: A built, compiled model, in the state before the step: functional, Sequential or subclassed.
         batch: Features, labels and optionally weights.
         adapt: Converts features to the model's input.
 
     Returns:
-        Where it begins: in the batch, in a weight, in the first layer whose output is not finite,
-        in the loss, or in the first layer, from the loss backwards, whose gradient is not finite.
-        None if this run is finite: then the cause is XLA's order of operations, or another
-        replica's batch.
+        The first values that are not finite: in the batch, in a weight, in the output of the first layer
+        with such an output, in the loss, or in a gradient, of the first such layer from the loss
+        backwards. None if all values of this run are finite; the cause is then XLA's order of operations,
+        or another replica's batch.
     """
     features, labels, *weights = batch
     given: list[tuple[Place, Any]] = [("feature", features), ("label", labels)]
@@ -87,7 +87,7 @@ def first_bad_values(
 
 @dataclass(kw_only=True, slots=True)
 class _Call:
-    """One call of one layer; `begin` and `end` count calls to represent nesting."""
+    """A call of a layer. `begin` and `end` are running numbers, which show which calls contain other calls."""
 
     path: str
     layer: Any
@@ -105,7 +105,7 @@ def _run_again(
 ) -> BadValues | None:
     calls: list[_Call] = []
     weights = [variable.value for variable in model.trainable_variables]
-    # Changes by the run are kept in the scope, and dropped at its end.
+    # The scope keeps all changes of variables, and drops them at its end.
     with tf.GradientTape() as tape, keras.StatelessScope(), _watched(model, calls):
         answers = model(inputs, training=True)
         loss = model.compute_loss(**loss_arguments, y_pred=answers, training=True)
@@ -137,7 +137,7 @@ def _first_backwards(
             return _bad("loss", "gradient of the loss by the model's output", gradient, rows)
     bad_calls = [call for call in reversed(calls) if _makes_gradient_bad(call, gradients)]
     if bad_calls:
-        # A block is bad together with the bad layer inside it; the innermost one is most specific.
+        # If a layer inside a block is bad, so is the block; the innermost one is the most specific.
         innermost = bad_calls[0]
         for call in bad_calls:
             if innermost.contains(call):
@@ -163,11 +163,11 @@ def _passed_back(call: _Call, gradients: dict[int, Any]) -> list[Any]:
 
 @contextmanager
 def _watched(model: keras.Model, calls: list[_Call]) -> Iterator[None]:
-    """While the context is open, each call of each layer records its inputs and outputs."""
+    """In the `with` block, record the inputs and outputs of each call of each layer."""
     ticks = iter(range(10**12))
     operations = {id(layer): (path, layer) for path, layer in walk_layers(model)}
     for outer in (model, *(layer for _, layer in operations.values())):
-        # A functional model also holds operations that are not layers: `a + b`, keras.ops.log.
+        # A functional model also contains operations that are not layers: `a + b`, keras.ops.log.
         for operation in getattr(outer, "operations", ()):
             operations.setdefault(id(operation), (operation.name, operation))
     with ExitStack() as stack:
@@ -188,12 +188,12 @@ def _put_back(operation: Any, kept: Callable[..., Any] | None) -> None:
 def _recording(
     path: str, operation: Any, calls: list[_Call], ticks: Iterator[int]
 ) -> Callable[..., Any]:
-    # Rematerialization would hide the layers inside.
+    # Use the original `call`, because a rematerialized one would hide the layers inside.
     plain = plain_call(operation)
 
     def call(*args: Any, **kwargs: Any) -> Any:
         one = _Call(path=path, layer=operation, begin=next(ticks))
-        # A separate copy: its gradient is what this call passes back, and nothing else.
+        # Copy the input, so that the copy's gradient contains only what this call passes back.
         args, kwargs = tf.nest.map_structure(_copied, (args, kwargs))
         one.inputs = _floats((args, kwargs))
         outputs = plain(*args, **kwargs)

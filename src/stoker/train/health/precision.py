@@ -1,4 +1,4 @@
-"""Checks of 16-bit training: float32 outputs, and shapes for tensor cores; controls TF32."""
+"""Checks 16-bit training: float32 outputs, and shapes that suit tensor cores. Sets TF32."""
 
 from __future__ import annotations
 
@@ -20,20 +20,20 @@ _SHAPES_ONLY = (
     keras.layers.Identity,
     keras.layers.Permute,
 )
-"""Layers that change no value: the layer before them matters."""
+"""Layers that change no value, so the check looks at the layer before them."""
 
 
 def apply_tf32(*, on: bool) -> None:
-    """Let GPUs from Ampere on multiply float32 with 10 bits of mantissa, or not."""
+    """Set whether GPUs (Ampere or newer) multiply float32 numbers with 10 bits of mantissa."""
     tf.config.experimental.enable_tensor_float_32_execution(on)
 
 
 def check_outputs(model: keras.Model, answers: Any) -> Finding | None:
-    """Warn if the last layer is not in float32 under a mixed policy.
+    """Warn if the last layer does not compute in float32 under a mixed policy.
 
     Args:
         model: The built model.
-        answers: Its outputs for some batch, in the precision of training.
+        answers: The model's outputs for some batch, in the precision of training.
 
     Returns:
         A warning that names the layers whose 16-bit outputs reach the loss.
@@ -56,7 +56,7 @@ def check_outputs(model: keras.Model, answers: Any) -> Finding | None:
 
 
 def _small_layer(output: Any) -> str | None:
-    """Return the layer that makes an output's values, if it computes in 16 bits."""
+    """Return the path of the layer that computes an output's values, if it computes in 16 bits."""
     operation, arguments = _maker(output)
     while _passes_on(operation) and arguments:
         operation, arguments = _maker(arguments[0])
@@ -73,21 +73,21 @@ def _maker(tensor: Any) -> tuple[Any, list[Any]]:
 def _passes_on(operation: Any) -> bool:
     if isinstance(operation, keras.layers.Activation):
         return operation.activation is keras.activations.linear
-    # Keras has no public class for `output[...]`.
+    # `output[...]` changes no value either; compare its class by name, because the class is not public.
     return isinstance(operation, _SHAPES_ONLY) or type(operation).__name__ == "GetItem"
 
 
 MULTIPLE = 8
-"""Sides of 16-bit products that tensor cores take without padding.
+"""Tensor cores need no padding if the sides of 16-bit matrix products are multiples of this.
 
 Source: NVIDIA, Deep Learning Performance: Matrix Multiplication, "Tensor Core requirements".
 """
 
 _PADDED_CHANNELS = 4
-"""cuDNN pads this few input channels (of an image) itself."""
+"""Maximum number of input channels (as of an image) that cuDNN pads efficiently itself."""
 
 Side = tuple[str, int | None]
-"""Name of one side of a product, and its length; None if unknown when traced."""
+"""Name of a side of a product, and its length; None if the length is unknown in the traced graph."""
 
 
 def check_tensor_cores(step: Any, *, batch_size: int) -> Finding | None:
@@ -95,11 +95,11 @@ def check_tensor_cores(step: Any, *, batch_size: int) -> Finding | None:
 
     Args:
         step: The step's concrete function.
-        batch_size: Samples of a replica in one pass.
+        batch_size: Number of samples of a replica in one pass.
 
     Returns:
-        A warning that names layers and sides; None if all fit, or nothing is in 16 bits. An output
-        layer in float32 is not checked. Not run on a GPU: it reads shapes, not times.
+        A warning that names layers and sides; None if all sides fit, or nothing is computed in 16 bits. An
+        output layer in float32 is not checked. The check only reads shapes; it was not tried on a GPU.
     """
     misses: list[str] = []
     products = 0
@@ -162,7 +162,7 @@ def _of_einsum(equation: str, left: list[int | None], right: list[int | None]) -
         return
     lengths = dict(zip(second, right, strict=False)) | dict(zip(first, left, strict=False))
     shared = set(first) & set(second)
-    # Several labels with one role form one side of the product: their lengths are multiplied.
+    # Several einsum labels with the same role form a single side of the product: multiply their lengths.
     roles = {
         "inputs": shared - set(result),
         "units": set(second) & set(result) - shared,

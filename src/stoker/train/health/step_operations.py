@@ -1,4 +1,4 @@
-"""The operations of a traced step, including those of called functions, and where they run."""
+"""Lists the operations of a traced step, including operations of called functions, and where they run."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ from stoker.core.errors import Finding
 from stoker.internals.tensorflow_internals import called_function, collected_nodes
 
 _OWN_SCOPE = re.compile(r"stoker(_\d+)?")
-"""Operations in a name scope with this name are Stoker's own, e.g. the clock of the input wait, and
-are not reported. TensorFlow numbers a scope name that occurs twice."""
+"""Name of a scope that contains Stoker's own operations, which are not reported, e.g. the clock of the input
+wait. TensorFlow appends a number if a scope's name occurs again."""
 
 SHOWN = 5
-"""Most operations that a finding names."""
+"""Maximum number of operations that a finding names."""
 
 _PLUMBING = re.compile(r"(while|replica|cond|StatefulPartitionedCall)(_\d+)?")
-"""Parts of names that come from loops, replicas and calls, not from the model."""
+"""Parts of an operation's name that come from loops, replicas and calls, not from the model."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class StepOperation:
-    """An operation and its place."""
+    """An operation of a step."""
 
     operation: tf.Operation
 
     compiled: bool
-    """Whether XLA compiles it: it is in a function with `jit_compile=True`."""
+    """Whether XLA compiles it, because it is in a function with `jit_compile=True`."""
 
     @property
     def kind(self) -> str:
@@ -62,7 +62,7 @@ def is_stoker_scope(name: str) -> bool:
 
 
 def step_operations(step: Any) -> Iterator[StepOperation]:
-    """Yield all operations of a step's graph; a function once per call of it.
+    """Yield all operations of a step's graph; those of a called function once for each call.
 
     Args:
         step: A concrete function: `run.get_concrete_function(...)`.
@@ -92,7 +92,7 @@ def _functions_of(node: Any) -> list[str]:
 
 
 def named(operations: Sequence[str]) -> str:
-    """Join names without duplicates: `a, b and 3 more`."""
+    """Join the first names, without duplicates: `a, b and 3 more`."""
     distinct = list(dict.fromkeys(operations))
     shown = ", ".join(distinct[:SHOWN])
     more = len(distinct) - SHOWN
@@ -105,11 +105,11 @@ _MOVES_ONLY = re.compile(
     r"|.*Variable.*|VarHandleOp|StatefulPartitionedCall|PartitionedCall|TensorList.*|Fill|ZerosLike"
     r"|OnesLike|Cast|Reshape|ExpandDims|Squeeze|Slice|StridedSlice|Pack|Unpack|ConcatV2"
 )
-"""Operations that move, cut or create values, control the loop or read the input: they belong to
-the host, or cost little there."""
+"""Operations that may run on the host: they move, cut or create values, control the loop or read the input,
+and cost little there."""
 
 _FLOATS = {tf.float16, tf.bfloat16, tf.float32, tf.complex64}
-"""Dtypes of a step's computation. float64 is used by clocks; integers count steps and shapes."""
+"""Dtypes of a step's computation. Clocks use float64, and counters and shapes use integers."""
 
 
 def check_placement(nodes: Iterable[Any], *, accelerator: str = "GPU:") -> Finding | None:
@@ -120,8 +120,8 @@ def check_placement(nodes: Iterable[Any], *, accelerator: str = "GPU:") -> Findi
         accelerator: Part of the names of the devices on which all work should run.
 
     Returns:
-        A warning that names the float operations on other devices; None if there are none, or
-        nothing ran on the accelerator. Not run on a GPU: tested with two logical CPU devices.
+        A warning that names the float operations on other devices; None if there are none, or if nothing
+        ran on the accelerator. Tested with two logical CPU devices, but not with a GPU.
     """
     placed = list(nodes)
     work = [
@@ -133,7 +133,7 @@ def check_placement(nodes: Iterable[Any], *, accelerator: str = "GPU:") -> Findi
         return None
     return Finding.warning(
         "on_host",
-        f"operations of the step run on the CPU while {accelerator.strip(':')} is there: "
+        f"operations of the step run on the CPU although {accelerator.strip(':')} is available: "
         f"{named(work)}",
         fix="Remove tf.device from the model, or replace operations that have no GPU kernel.",
     )
@@ -156,30 +156,30 @@ class DevicePlacement:
     """Variables and operations on one device."""
 
     device: str
-    """Its short name, e.g. `GPU:0`."""
+    """Short name of the device, e.g. `GPU:0`."""
 
     variables: int = 0
     """Number of variables."""
 
     variables_bytes: int = 0
-    """Their size."""
+    """Total size of the variables, bytes."""
 
     operations: int = 0
-    """Operations of the compiled step."""
+    """Number of operations of the compiled step."""
 
     kinds: tuple[str, ...] = ()
-    """Kinds of operations, the most frequent first."""
+    """Types of operations with their counts, the most frequent first."""
 
 
 def traced_operations(run: Callable[[], Any]) -> dict[str, Counter[str]]:
     """Call a function that compiles something, and return the placement of its operations.
 
     Args:
-        run: It must trace and compile: if everything is compiled already, nothing is seen.
+        run: The function; it must trace and compile something, because operations are recorded only then.
 
     Returns:
-        Device -> how often each kind of operation runs there, after TensorFlow's own optimization.
-        What XLA compiles is one operation.
+        Device -> number of operations of each type on it, after TensorFlow's own optimization. A program
+        that XLA compiles is a single operation.
     """
     found: dict[str, Counter[str]] = {}
     with collected_nodes() as nodes:
@@ -193,12 +193,12 @@ def traced_operations(run: Callable[[], Any]) -> dict[str, Counter[str]]:
 def placements(
     variables: Iterable[Any], operations: dict[str, Counter[str]], *, shown: int = 6
 ) -> list[DevicePlacement]:
-    """Return one entry per device that holds a variable or runs an operation.
+    """Return an entry for each device that has a variable or runs an operation.
 
     Args:
-        variables: Keras variables; one on several replicas counts on each.
-        operations: From `traced_operations`.
-        shown: Number of kinds of operations to name.
+        variables: Keras variables; a variable with a copy on several replicas counts on each of them.
+        operations: The result of `traced_operations`.
+        shown: Maximum number of types of operations to name.
     """
     held: dict[str, list[int]] = {}
     for variable in variables:

@@ -1,1 +1,1 @@
-"""The order of a training run: epochs, validation, checkpoints, health checks."""
+"""Runs a training: epochs of steps, validation, checkpoints and health checks, in order."""

@@ -1,4 +1,4 @@
-"""Training from start to end."""
+"""Runs a training from start to end."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def fit(
     distribution: Distribution,
     context: RunContext,
 ) -> TrainResult:
-    """Train, validate after each epoch, keep the best and the last state; resume from a checkpoint.
+    """Train from the start or a checkpoint, validate after each epoch, and keep the best and the last state.
 
     Args:
         built: The user's compiled model, built in the strategy's scope.
@@ -38,7 +38,7 @@ def fit(
         config: The user's `train` section.
         resolved: The values that replaced each `auto`.
         distribution: Devices and workers that share a step.
-        context: Everything else.
+        context: All other inputs.
 
     Raises:
         UserError: A loss or a gradient is not finite (the error names the step), the monitored
@@ -53,7 +53,7 @@ def fit(
         context=context,
     )
     wall = context.run_time.wall
-    # 1. The data, and the position of an earlier process.
+    # 1. Open the data, and restore the position of an earlier process.
     with wall.within("data"):
         opened = open_run(*data, config=setup.config, resolved=resolved, context=context)
     held_out = opened.held_out
@@ -63,7 +63,7 @@ def fit(
         _checkpoints(setup, opened) as writer,
         ExitStack() as at_end,
     ):
-        # 2. From here on everything that a step changes exists, so that it can be restored.
+        # 2. Create everything that a step changes, so that it can be restored.
         with wall.within("build"):
             run = Run(setup, opened, writer)
         at_end.callback(run.close)
@@ -71,20 +71,20 @@ def fit(
         wall.enter("between")
         run.begin(opened.found)
 
-        # 3. Epochs of calls of steps. A call ends at a step from which a checkpoint could resume,
-        #    and in the first epoch the ceiling of the step is measured between calls.
+        # 3. Train epochs; an epoch consists of calls, and a call of steps. A call ends at a step from which
+        #    a checkpoint could resume. In the first epoch, T_ceil is measured between calls.
         _run_epochs(run, opened.feed, eval_batches)
         run.end(eval_batches)
         wall.enter("ending")
 
-        # 4. How busy the device was.
+        # 4. Report how busy the device was.
         return _result(run, run.ceiling_step_s())
 
 
 def _checkpoints(
     setup: RunSetup, opened: RunStart
 ) -> AbstractContextManager[CheckpointWriter | None]:
-    """Return the writer of the checkpoints; of several workers, only the chief writes."""
+    """Return the writer of the checkpoints; None for workers other than the chief."""
     if not setup.distribution.is_chief:
         return nullcontext()
     return checkpoint_writer(opened.found, config=setup.config, context=setup.context)

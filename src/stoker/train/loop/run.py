@@ -69,10 +69,10 @@ from stoker.train.step.xla_trial import CallPlan, XlaTrial
 _LOG = logging.getLogger(__name__)
 
 EVAL_BATCHES = 4
-"""Size of a validation batch in training batches: without gradients, it can be larger."""
+"""A validation batch is this many times as large as a training batch, because it needs no gradients."""
 
 AVERAGE = "ema"
-"""Group of checkpoint variables that holds the moving average of the weights."""
+"""Group of a checkpoint's variables that contains the moving average of the weights."""
 
 
 class Run:
@@ -82,14 +82,14 @@ class Run:
         """Open the input, and build everything that a step changes.
 
         Args:
-            setup: The run.
-            opened: Its data and position.
-            writer: Writes the checkpoints; None if this process writes none.
+            setup: The model, the settings and the devices of the run.
+            opened: The data and the position of the run.
+            writer: Writes the checkpoints; None if this process writes no checkpoints.
         """
         self.position = position = opened.position
         resolved = setup.resolved
         if resolved.xla_trial and position.xla is not None:
-            # The run's decision applies to everything after its checkpoint.
+            # An earlier process of this run has decided about XLA; the decision stays valid.
             setup = replace(setup, resolved=replace(resolved, xla=position.xla))
         self.built, self.config, self.context = setup.built, setup.config, setup.context
         self.distribution = setup.distribution
@@ -100,7 +100,7 @@ class Run:
             position, lambda share: self.fitting(lambda: self.measure_ceiling(share))
         )
         self.last_ceiling_s = 0.0
-        """T_ceil of the newest measurement, seconds."""
+        """Time of a step on the resident batch (T_ceil) in the newest measurement, seconds."""
         with self._time("data"):
             source = open_step_source(setup, self._feed, position)
         first = self._build_variables(setup, source)
@@ -123,10 +123,10 @@ class Run:
         self._saves_after_epoch = False
         self.agreement: dict[str, Any] | None = None
         self.measures_ceiling = True
-        """Whether the ceiling is measured between calls; False if others measure the run."""
+        """Whether T_ceil is measured between calls; False for a measured run, whose probe measures it."""
 
     def _build_variables(self, setup: RunSetup, source: StepSource) -> FirstPass:
-        """Run one batch forward and prepare the optimizer."""
+        """Create all variables: run a first batch through the model, and prepare the optimizer."""
         model = self.built.model
         if has_custom_train_step(model):
             check_custom_train_step(model, self.config, setup.resolved)
@@ -141,7 +141,7 @@ class Run:
             if setup.resolved.virtual_workers:
                 require_elastic_model(self.built, source.load(source.sample), self.distribution)
             if not has_custom_train_step(model):
-                # Checked before an epoch is trained.
+                # Check this now, before an epoch is trained.
                 require_monitored(self.config.monitor, ["val_loss", *results(model, "val_")])
         return first
 
@@ -155,7 +155,7 @@ class Run:
         )
 
     def _make_observers(self, setup: RunSetup, writer: CheckpointWriter | None) -> None:
-        """Create validation, callbacks and checkpoints."""
+        """Create the objects for validation, callbacks and checkpoints."""
         model, position = self.built.model, self.position
         self._validate = make_validate(
             self.built,
@@ -206,17 +206,17 @@ class Run:
         with self._time("callbacks"):
             self._callbacks.on_train_begin()
         if found is None:
-            # A rollback can return to it, and it shows early whether the disk is writable. The first
-            # steps do not wait for it.
+            # This first checkpoint shows early whether the disk is writable, and a rollback can return to
+            # it. The first steps do not wait until it is written.
             self._save()
         with self._time("compile" if self.compiled.program.xla else "measuring"):
             while self.fitting(self._decide_steps_per_program) is None:
                 continue
 
     def _decide_steps_per_program(self) -> bool:
-        """Decide, once per run, how many steps form one program; the decision is final.
+        """Decide how many steps form one XLA program; the decision is made only once per run.
 
-        Some steps are timed first, but only if several of them can form a program.
+        If several steps can form a program, some steps are timed first.
         """
         position, step = self.position, self.compiled
         if position.steps_per_program:
@@ -232,7 +232,11 @@ class Run:
         return True
 
     def measure_ceiling(self, share: float = 1.0) -> Ceiling:
-        """Time steps on a resident batch, for a share of the usual time, and restore the model."""
+        """Measure the time of steps on the resident batch, and restore the model.
+
+        Args:
+            share: Share of the usual measuring time.
+        """
         found = self.compiled.measure_ceiling(self._state, seconds=share * utilization.CEILING_S)
         self.last_ceiling_s = found.step_s
         return found
@@ -252,7 +256,7 @@ class Run:
         return self._ceiling.step_s
 
     def _window(self) -> bool:
-        """Measure the ceiling if it is due; return whether the step had to be recompiled for it."""
+        """Measure T_ceil if it is due; return whether memory ran out, so that the step was compiled again."""
         if not self.measures_ceiling:
             return False
         if not self._ceiling.due(self.compiled.resolved.steps_per_call):
@@ -261,8 +265,8 @@ class Run:
             return not self._ceiling.take()
 
     def _compile(self) -> None:
-        """Compile the step again and restart the measurement of its ceiling."""
-        self.xla_trial.drop("not used, the step became a smaller one")
+        """Compile the step again, and start to measure its T_ceil from the beginning."""
+        self.xla_trial.drop("not used, because the step was replaced by a smaller one")
         self._build_step(self.compiled.setup, self.compiled.source)
         self._watch.step_changed(stays=True)
         self._ceiling.restart()
@@ -272,18 +276,18 @@ class Run:
             self._checkpoints.save(now=now)
 
     def resident(self) -> Resident:
-        """See `CompiledStep.resident`."""
+        """Return the step on a batch in memory; see `CompiledStep.resident`."""
         return self.compiled.resident(self._state)
 
     def skip_steps(self, steps: int) -> None:
-        """Advance by some steps that were not trained; an epoch ends without validation."""
+        """Advance the position by some steps that were not trained; an epoch ends without validation."""
         self.position.step += steps
         if not self.position.validated or self.position.step % self.position.per_epoch == 0:
             self.skip_validation()
 
     @contextmanager
     def from_first_step(self) -> Iterator[None]:
-        """Run the calls inside the context from the first step, and restore the position."""
+        """Set the position to the first step of the run for a `with` block, and restore it afterwards."""
         position = self.position
         before, validated = position.step, position.validated
         position.step, position.validated = 0, True
@@ -297,7 +301,7 @@ class Run:
         self.position.validated, self._in_epoch = True, False
 
     def begin_epoch(self) -> None:
-        """Reset the values that are counted per epoch, at the start of one."""
+        """At the start of an epoch, reset the values that are counted per epoch, and call the callbacks."""
         if self._in_epoch:
             return
         self._in_epoch = True
@@ -316,8 +320,8 @@ class Run:
         """Run some steps, report their results, and write a checkpoint if one is due.
 
         Returns:
-            Whether the input must be opened again at the new position: after a rollback, or after a
-            call that used only a part of its rows.
+            Whether the input must be opened again at the new position: after a rollback, after the step
+            was replaced by a smaller one, or after a call that used only a part of its rows.
         """
         position, context, preemption = self.position, self.context, self.context.preemption
         planned = position.next_steps(self.compiled.resolved.steps_per_call)
@@ -359,7 +363,7 @@ class Run:
         if signals[1] and position.validated:
             self._save()
         elif signals[1]:
-            # The call ends an epoch: write the checkpoint after the validation.
+            # The call ends an epoch, so the checkpoint is written after the validation.
             self._saves_after_epoch = True
         return self._window() or (steps < planned and self._feed.whole_calls)
 
@@ -372,9 +376,9 @@ class Run:
         placements: Sequence[Any],
         is_new: bool,
     ) -> None:
-        """Count the steps of a call, and show them to checks, TensorBoard and callbacks."""
+        """Count the steps of a call, and report them to health checks, TensorBoard and callbacks."""
         position, done = self.position, int(totals.steps)
-        # Before anything is visible to others.
+        # Run the health checks before the results of the call are visible anywhere.
         self.context.preemption.has_work = True
         self._count(totals, done, wall_s, is_new=is_new)
         self.xla_trial.record_call(plan, done, wall_s)
@@ -390,7 +394,7 @@ class Run:
             with self._time("callbacks"):
                 self._callbacks.on_train_batch_end(last, self._logs())
         if self._callbacks.stop_training:
-            # As in `fit`, the epoch ends here and is validated.
+            # A callback requested a stop: as in `fit`, the epoch ends here and is validated.
             position.validated, position.over = False, True
 
     def _plan_call(self, step_input: StepInput, planned: int) -> CallPlan:
@@ -401,11 +405,11 @@ class Run:
         return plan
 
     def _with_ceiling_traced(self, plan: CallPlan, step_input: StepInput) -> CallPlan:
-        """Return the plan of a process's first call with the trace for the ceiling next to it."""
+        """Return the plan of a call; during a process's first call, also trace the step on a resident batch."""
         step = self.compiled
         if self._calls_timed or not self.measures_ceiling or not step.may_trace_meanwhile:
             return plan
-        # One thread at a time traces the user's layers.
+        # Trace the step now: two threads must not trace the user's layers at the same time.
         step.program.trace(step_input)
         return replace(plan, meanwhile=step.trace_resident)
 
@@ -416,7 +420,7 @@ class Run:
             return
         position.xla, position.xla_why = decision.xla, decision.why
         if decision.xla:
-            # The step changes with this checkpoint: its time and its ceiling are measured again.
+            # From this checkpoint on, XLA compiles the step: its times, also T_ceil, are measured again.
             position.timing = Timing()
             self._ceiling.restart()
             self._save()
@@ -425,9 +429,9 @@ class Run:
             self._run_health.update_settings(self.compiled.resolved)
 
     def _checks_after(self, steps: int) -> bool:
-        """Return whether to check the variables after a call with this many steps.
+        """Return whether to check all variables for values that are not finite after a call of `steps` steps.
 
-        All workers must decide alike.
+        All workers must make the same decision.
         """
         position = self.position
         self._unchecked_steps += steps
@@ -435,7 +439,7 @@ class Run:
             self._unchecked_steps >= CHECK_EVERY_STEPS
             or position.in_epoch + steps >= position.per_epoch
             or self.distribution.workers > 1
-            # These may end the epoch or see the weights after any call.
+            # Callbacks with batch hooks may end the epoch or read the weights after any call.
             or self._callbacks.has_batch_hooks
             or bool(position.skipped)
         )
@@ -447,8 +451,8 @@ class Run:
         """Call a function that runs the compiled step; if memory runs out, compile a smaller step.
 
         Returns:
-            The function's result; None if the step is smaller now. The variables may then be at any
-            step of the call.
+            The function's result; None if memory ran out, so that a smaller step was compiled. The
+            variables may then have the values of any step of the call.
         """
         position = self.position
         try:
@@ -459,7 +463,7 @@ class Run:
                 return None
             if self.xla_trial.in_progress and is_out_of_memory(error):
                 with self._time("compile"):
-                    self.xla_trial.give_up("not used, memory ran out while it was tried", wait=True)
+                    self.xla_trial.give_up("not used, memory ran out during the trial", wait=True)
                 return None
             split = Split(batch_size=position.batch_size, accumulate=position.accumulate)
             split = self._run_health.out_of_memory(error, split)
@@ -468,22 +472,25 @@ class Run:
         return None
 
     def _handle_bad_call(self, step: int, *, loss: float) -> None:
-        """Handle a step, counted from 0, that is not finite; deferred checks find it later."""
+        """Handle a call in which the loss or a weight became not finite at or before `step`, from 0.
+
+        If checks were deferred, the step itself is unknown: go back, and check each step from now on.
+        """
         if not self._defers_finite_check:
             self._handle_bad_step(step, loss=loss)
             return
-        self.xla_trial.give_up("not used, a step was not finite while it was tried")
+        self.xla_trial.give_up("not used, a step was not finite during the trial")
         self._defers_finite_check = False
         self._compile()
         self._go_back()
         _LOG.warning(
-            "a loss or a weight is not finite at step %s: resuming from step %s, checking each step",
+            "a loss or a weight is not finite at step %s: training resumes from step %s and checks each step",
             step + 1,
             self.position.step,
         )
 
     def _handle_bad_step(self, step: int, *, loss: float) -> None:
-        """Explain a step, counted from 0, that is not finite; stop, or roll back and skip it."""
+        """Explain why a step, counted from 0, is not finite; then stop, or roll back and skip the step."""
         position, batch = self.position, self.compiled.resolved.global_batch
         at = replace(position, step=step)
         with self._feed.shuffled(self.compiled.calls(at)) as batches:
@@ -503,14 +510,14 @@ class Run:
         self._go_back()
 
     def _go_back(self, must: str = "give finite numbers") -> None:
-        """Restore the last checkpoint, except decisions made since then.
+        """Restore the last checkpoint; decisions that were made after it stay valid.
 
         Args:
-            must: Requirement that the steps since then failed.
+            must: What the steps after the checkpoint must do, and did not do, for the error message.
         """
         found = self._checkpoints.newest()
         if found is None:
-            # A measured run saves nothing.
+            # A measured run writes no checkpoints.
             raise UserError(
                 f"measured steps must {must}",
                 got=Plain(f"a step after step {self.position.step} does not"),
@@ -527,7 +534,7 @@ class Run:
             "xla": position.xla,
             "xla_why": position.xla_why,
         }
-        # The ceiling belongs to the step, not to the position; `restart` resets it with the step.
+        # Keep T_ceil: it belongs to the compiled step, not to the position.
         now = position.timing
         timing = replace(before.timing, ceiling_s=now.ceiling_s, ceiling_steps=now.ceiling_steps)
         for name, value in (before.to_json() | decided | {"timing": timing}).items():
@@ -546,7 +553,7 @@ class Run:
         position.loss_sum += loss_sum
         position.rows += rows
         self._calls_timed += 1
-        # The first call of a process includes tracing; it counts only if it is the only one.
+        # The first call of a process includes tracing, so its time counts only if it is the run's only call.
         if self._calls_timed == 2 and self._first_counts:
             position.timing = Timing()
         if self._calls_timed == 1:
@@ -574,20 +581,21 @@ class Run:
             scalars[catalogue.LOSS_SCALE.tensorboard] = scale
         with self._time("tensorboard"):
             context.writer.write(position.step, scalars)
-        # Show the loss of the epoch, and no speed for a call that is shorter than usual.
+        # Report the loss of the epoch, and no speed, because the call is shorter than usual.
         whole = done == self.compiled.resolved.steps_per_call or self._calls_timed == 1
         self._report_progress(
             (scalars if whole else {}) | {"loss": position.loss_sum / position.rows}
         )
 
     def end_epoch(self, eval_batches: EvalBatches) -> None:
-        """Validate, call the callbacks, and keep the state if it is the best one."""
+        """Validate, call the callbacks, and keep the state if it is the best one so far."""
         position = self.position
         # A callback may have stopped the epoch before its last step.
         epoch = -(-position.step // position.per_epoch)
         if self._in_epoch and position.rows:
             position.metrics = self._logs()
-            # An aborted validation is repeated, and has used the variables of the metrics.
+            # With 0 rows, a run that repeats an aborted validation keeps these metrics: the validation has
+            # overwritten the variables of the metrics.
             position.rows = 0.0
         position.metrics = metrics = position.metrics | self._validated(eval_batches)
         self._run_health.check_traces(self.compiled.program.multi_step)
@@ -636,13 +644,13 @@ class Run:
     def end(self, eval_batches: EvalBatches) -> None:
         """Call the callbacks' end hooks, and write the last checkpoint.
 
-        If a callback changes the weights at the end, such as EarlyStopping or an averaging
-        callback, they are validated too, and kept if they are better than the best epoch.
+        If a callback such as EarlyStopping changes the weights at the end, the new weights are validated,
+        too, and kept if they are better than those of the best epoch.
         """
         position = self.position
         self.xla_trial.give_up("not used, the training ended before XLA could be compared")
         if position.xla is None and (decision := self.xla_trial.decision) is not None:
-            # No step used it, so the next run must find out again.
+            # A decision for XLA comes too late here, because no step has used XLA. A new run tries it again.
             position.xla, position.xla_why = False, decision.why
         changed = self._end_callbacks()
         if changed:
@@ -669,9 +677,9 @@ class Run:
         return not all(np.array_equal(before[name], after[name]) for name in names)
 
     def _compare_decoders(self) -> None:
-        """Check the best weights with serving's decoder if validation used a faster one.
+        """Validate the best weights with serving's image decoder, if validation used a faster one.
 
-        Skipped with several workers, each of which would have to read every row.
+        With several workers this is skipped, because each of them would have to read every row.
         """
         held_out = self._eval_feed
         has_quicker = isinstance(held_out, Feed) and held_out.by_reference() is not None
@@ -694,7 +702,7 @@ class Run:
         self.context.heartbeat.enter("train")
 
     def _validate_feed(self, feed: AnyFeed) -> dict[str, float]:
-        """Return the metrics of another feed of the eval split; without the user's callbacks."""
+        """Validate with another feed of the eval split, without the user's callbacks; return the metrics."""
         weights = validation_class_weights(self.built.model, self.config)
         load = adapt_load(feed.load, self.built.model, class_weight=weights)
         validate = make_validate(self.built, load, distribution=self.distribution)
@@ -707,7 +715,7 @@ class Run:
         self._callbacks.close()
 
     def _ends_alone(self) -> bool:
-        """Return whether to stop now; one of several workers stops only inside a step."""
+        """Return whether to stop now; with several workers, a worker stops only inside a step."""
         return self.context.preemption.requested and self.distribution.workers == 1
 
     def _end_early(self) -> NoReturn:
@@ -721,7 +729,7 @@ class Run:
         )
 
     def input_specs(self) -> Any:
-        """Return the model's inputs as nested `tf.TensorSpec`s; None if not all are dense."""
+        """Return the model's inputs as nested `tf.TensorSpec`s; None if an input is not a dense tensor."""
         specs = tf.nest.map_structure(
             tf.type_spec_from_value, self.built.adapt(self._loaded_sample()[0])
         )
@@ -729,7 +737,7 @@ class Run:
         return specs if dense else None
 
     def _loss_of_sample(self) -> tf.Tensor:
-        """Return the loss of one pass over the resident batch, as in a step."""
+        """Return the loss of a pass over the run's first batch, as in a step."""
         model, batch = self.built.model, self._loaded_sample()
         with unscaled_losses():
             outputs = model(self.built.adapt(batch[0]), training=True)

@@ -1,4 +1,4 @@
-"""Checks a run while it trains, and decides what to do about bad numbers and lack of memory."""
+"""Checks a run while it trains, and decides what to do if numbers are not finite or memory runs out."""
 
 from __future__ import annotations
 
@@ -45,14 +45,14 @@ class RunHealth:
         self._divergence = Divergence(config.divergence)
         self._loss_scale = LossScaleWatch()
         self.loss_scale: float | None = None
-        """Newest dynamic factor of the loss; None without one."""
+        """Newest value of a dynamic loss scale; None without such a scale."""
         self._rollbacks = Rollbacks(NanConfig(on_nan=config.on_nan, nan_budget=config.nan_budget))
         self.reductions: list[Reduction] = []
         self.findings: list[Finding] = []
         self._placed = False
 
     def update(self, step: int, loss: float) -> None:
-        """Check the loss of a call, and the loss scale."""
+        """Check the loss of a call for divergence, and the loss scale for a collapse."""
         self._report(self._divergence.update(step, loss))
         optimizer = self._built.model.optimizer
         if isinstance(optimizer, keras.mixed_precision.LossScaleOptimizer):
@@ -60,10 +60,10 @@ class RunHealth:
             self._report(self._loss_scale.update(step, self.loss_scale))
 
     def check_model(self, first: FirstPass) -> None:
-        """Check, before the first step, the model's placement, lookups and the dtype of its outputs.
+        """Check the model's placement, its lookups and the dtype of its outputs, before the first step.
 
         Args:
-            first: The first batch through the model.
+            first: The result of the first batch through the model.
 
         Raises:
             CheckFailed: The model was built outside the strategy's scope.
@@ -81,7 +81,7 @@ class RunHealth:
             self._report(warning)
 
     def update_settings(self, resolved: ResolvedTraining) -> None:
-        """Set the settings with which the step is built from now on.
+        """Set the settings with which the step is compiled from now on.
 
         Args:
             resolved: The settings, possibly changed by a trial of XLA.
@@ -100,7 +100,7 @@ class RunHealth:
 
         Args:
             step: A traced concrete function.
-            placements: From `collected_nodes`.
+            placements: The nodes that the context of `placements` recorded.
         """
         self._report(check_placement(placements))
         self._report(check_host_sync(step))
@@ -116,17 +116,17 @@ class RunHealth:
     def bad_step(
         self, batch: Any, *, step: int, positions: range, rows: Sequence[int], loss: float
     ) -> None:
-        """Roll back if `train.on_nan` allows it, else end with an error that names the layer.
+        """Decide to roll back if `train.on_nan` allows it; else raise an error that names the layer.
 
         Args:
             batch: The step's batch; the model is in the state before the step.
             step: Number of the step, from 1.
-            positions: Its samples in the order of the whole run.
-            rows: The same samples as rows of the data.
-            loss: Its loss.
+            positions: Positions of the step's samples in the order of the whole run.
+            rows: Rows of the data with these samples.
+            loss: Loss of the step.
 
         Raises:
-            UserError: The run ends.
+            UserError: The run cannot continue.
         """
         model = self._built.model
         bad = BadStep(
@@ -143,13 +143,16 @@ class RunHealth:
         of_batch = () if found is None else found.rows
         bad_rows = tuple(int(rows[row]) for row in of_batch if row < len(rows))
         self._rollbacks.decide(bad, error, bad_rows=bad_rows)
-        _LOG.warning("%s Rolling back, and continuing without its samples.", error.line())
+        _LOG.warning(
+            "%s Training returns to the last checkpoint, and continues without these samples.",
+            error.line(),
+        )
 
     def _first_bad_values(self, batch: Any) -> BadValues | None:
         try:
             return first_bad_values(self._built.model, batch, adapt=self._built.adapt)
         except (tf.errors.OpError, MemoryError) as error:
-            # This holds the activations of the whole global batch in memory.
+            # This keeps the activations of the whole global batch in memory, so memory may run out.
             if not is_out_of_memory(error):
                 raise
             return None
@@ -158,8 +161,9 @@ class RunHealth:
         """Return a smaller batch after a step that did not fit in memory.
 
         Raises:
-            ConfigError: `train.on_oom: stop`, several workers, or no smaller batch; with the size.
-            Exception: The same error, if memory was not the cause.
+            ConfigError: `train.on_oom` is `stop`, there are several workers, or the batch cannot be
+                smaller. The error shows the size that did not fit.
+            Exception: The same error, if lack of memory was not its cause.
         """
         if not is_out_of_memory(error):
             raise error
@@ -193,7 +197,7 @@ class RunHealth:
 
         Args:
             state: From a checkpoint.
-            decided: Restore the rollbacks too; False if a rollback itself restores.
+            decided: Whether to restore decisions about rollbacks, too; False during a rollback.
         """
         self._divergence.restore(state["divergence"])
         self._loss_scale.restore(state["loss_scale"])
@@ -219,5 +223,5 @@ class RunHealth:
 
 
 def _number(scalar: Any) -> float:
-    """Convert a Keras variable, on one device or all replicas, or a schedule's tensor."""
+    """Convert a Keras variable, on one device or with copies on replicas, or a tensor to a number."""
     return float(tf.convert_to_tensor(getattr(scalar, "value", scalar)).numpy())

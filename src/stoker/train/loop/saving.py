@@ -40,7 +40,7 @@ class RunCheckpoints:
         return self._writer is not None and self._writer.due(self._position.step + after)
 
     def trained(self, steps: int, wall_s: float) -> None:
-        """Record that some steps took this long."""
+        """Record the time of a call of steps, for the interval between checkpoints."""
         if self._writer is not None:
             self._writer.trained(steps, wall_s)
 
@@ -49,7 +49,7 @@ class RunCheckpoints:
         self._best = (*self._captured(), self._position.step, monitored)
 
     def best_arrays(self) -> dict[str, NDArray[Any]]:
-        """Return the best state so far."""
+        """Return the variables of the best state so far."""
         if self._best is not None:
             return self._best[0]
         if self._writer is not None:
@@ -57,10 +57,10 @@ class RunCheckpoints:
         return best(self._context.checkpoints).arrays()
 
     def save(self, *, now: bool = False) -> None:
-        """Write the best state, if it is not on the disk yet, and the current one.
+        """Write the current state, and before it the best state, if that is not on the disk yet.
 
         Args:
-            now: Wait until they are on the disk.
+            now: Whether to wait until they are on the disk.
         """
         begun_s = time.monotonic()
         kept, self._best = self._best, None
@@ -69,7 +69,8 @@ class RunCheckpoints:
                 arrays, facts, step, monitored = kept
                 self._writer.save(arrays, facts, step=step, monitored=monitored)
             kept = None
-        # There is one checkpoint per step: the best state, whatever a callback did after it.
+        # A step has only one checkpoint. If its state is the best one, that is written, and not the current
+        # state, which a callback may have changed.
         arrays, facts = self._captured() if kept is None else kept[:2]
         if self._writer is None:
             return
@@ -85,7 +86,7 @@ class RunCheckpoints:
         if self._writer is not None:
             self._writer.wait()
         if self._distribution.workers > 1:
-            # A barrier: after it the chief's checkpoint is on the disk.
+            # Wait for all workers: after this barrier, the chief's checkpoint is on the disk.
             self._state.capture()
         return newest_good(self._context.checkpoints)
 
@@ -94,7 +95,7 @@ class RunCheckpoints:
 
         Args:
             found: The checkpoint.
-            decided: Whether to restore the decisions made during the run too.
+            decided: Whether to restore the decisions that were made during the run, too.
         """
         arrays = found.arrays()
         with self._distribution.strategy.scope():

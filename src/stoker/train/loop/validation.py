@@ -1,4 +1,4 @@
-"""Computes loss and metrics of the eval split over replicas, and compares image decoders."""
+"""Computes loss and metrics of the eval split on all replicas, and compares image decoders."""
 
 from __future__ import annotations
 
@@ -25,22 +25,23 @@ from stoker.train.step.parts import part_of_replica, rows_of
 from stoker.train.step.step import Batch, loss_arguments, unscaled_losses
 
 UNREAD = 2
-"""Batches that may be in progress while the next one is prepared; the host does not wait."""
+"""Number of batches whose results are not read yet while the next one is prepared, so that the host does not
+wait for each batch."""
 
 Validate = Callable[["tf.data.Dataset[Any] | EvalBatches", Callbacks], dict[str, float]]
 """Batches of the eval split, callbacks -> `val_loss` and each metric with `val_`."""
 
 
 class EvalBatches:
-    """The batches of the eval split; those of the next validation can be started early."""
+    """The batches of the eval split; their preparation can start before a validation does."""
 
     def __init__(self, batches: tf.data.Dataset[Any], *, begins_early: bool) -> None:
         """Store the batches; nothing starts yet.
 
         Args:
-            batches: In order.
-            begins_early: Whether `begin` has an effect: not for a user-defined dataset, whose
-                Python code would run concurrently with that of training.
+            batches: The batches, in order.
+            begins_early: Whether `begin` has an effect. It must not for a user-defined dataset, whose
+                Python code would run at the same time as that of the training split.
         """
         self._batches = begun_early(batches) if begins_early else batches
         self._begins_early = begins_early
@@ -48,11 +49,11 @@ class EvalBatches:
 
     @property
     def element_spec(self) -> Any:
-        """The structure of a batch."""
+        """The `element_spec` of the batches."""
         return self._batches.element_spec
 
     def begin(self) -> None:
-        """Prepare the first batches, because a validation is due soon."""
+        """Start to prepare the first batches, because a validation is due soon."""
         if self._begins_early and self._begun is None:
             self._begun = iter(self._batches)
 
@@ -79,8 +80,8 @@ def make_validate(
     Args:
         built: The compiled model.
         load: Converts an element, or a part of it, to a batch.
-        distribution: Devices that share a batch.
-        should_abort: Called before each batch; if it returns True, the function raises
+        distribution: Devices that share each batch.
+        should_abort: Called before each batch; if it returns True, the validation raises
             ValidationAbortedError.
     """
     model = built.model
@@ -111,27 +112,27 @@ def make_validate(
 
 
 LossSums = list[tuple[tf.Tensor, tf.Tensor]]
-"""For each part of a batch: the sum of the loss over its rows, and their number."""
+"""For each part of a batch: the sum of the loss over its rows, and the number of rows."""
 
 LookingAt = Callable[[Any], Callable[[Any], LossSums]]
-"""Structure of the elements -> a function of an element."""
+"""Structure of the elements -> a function that evaluates an element."""
 
 
 class _Seen:
-    """The batches of a validation so far; the device may still compute those not read yet."""
+    """The batches of a validation so far; the device may still compute the batches that are not read yet."""
 
     def __init__(self) -> None:
         self._unread: deque[LossSums] = deque()
         self._total = self._count = 0.0
 
     def add(self, sums: LossSums) -> None:
-        """Add a batch that was started."""
+        """Add the results of a batch, which the device may still compute."""
         self._unread.append(sums)
         if len(self._unread) > UNREAD:
             self._read()
 
     def loss(self) -> float:
-        """The mean loss over all rows; waits for the batches."""
+        """Wait for all batches, and return the mean loss over their rows."""
         while self._unread:
             self._read()
         return self._total / self._count
@@ -145,7 +146,7 @@ class _Seen:
 def _look_at_elements(
     built: BuiltModel, load: Callable[[Any], Batch], distribution: Distribution
 ) -> LookingAt:
-    """Pass each element to all replicas, which cut out their parts, of any number of rows."""
+    """Evaluate elements of any number of rows: each replica gets the element, and cuts out its part."""
     strategy, look = distribution.strategy, _make_look(built)
     seeds = keras_seeds(strategy)
 
@@ -166,7 +167,7 @@ def _look_at_elements(
         return [step(element)]
 
     def looking_at(spec: Any) -> Callable[[Any], LossSums]:
-        # Trace for any number of rows, as in `fit`: Keras would use a known number as a weight.
+        # Trace for any number of rows, as `fit` does: Keras would use a known number as a weight.
         step.get_concrete_function(_of_any_rows(spec))
         return look_at
 
@@ -176,7 +177,7 @@ def _look_at_elements(
 def _look_at_shares(
     built: BuiltModel, load: Callable[[Any], Batch], distribution: Distribution
 ) -> LookingAt:
-    """Give every replica equally many rows, prepared on the host."""
+    """Evaluate elements that the host prepares and divides into equally many rows for each replica."""
     strategy, look = distribution.strategy, _make_look(built)
     seeds = keras_seeds(strategy)
 
@@ -196,7 +197,7 @@ def _look_at_shares(
 
 
 def _make_look(built: BuiltModel) -> Callable[[Batch], tuple[tf.Tensor, tf.Tensor]]:
-    """Per replica: a batch -> mean loss over its rows x their number, and that number."""
+    """Return the function of a replica: batch -> mean loss over its rows x number of rows; number of rows."""
     loss_of_batch = _make_loss(built)
 
     def look(batch: Batch) -> tuple[tf.Tensor, tf.Tensor]:
@@ -218,7 +219,7 @@ def _of_any_rows(spec: Any) -> Any:
 
 
 def _make_loss(built: BuiltModel) -> Callable[[Batch], tf.Tensor]:
-    """Per replica: a batch -> mean loss over its rows; updates the metrics."""
+    """Return the function of a replica: batch -> mean loss over its rows. It also updates the metrics."""
     model = built.model
 
     def by_test_step(batch: Batch) -> tf.Tensor:
@@ -236,7 +237,7 @@ def _make_loss(built: BuiltModel) -> Callable[[Batch], tf.Tensor]:
 
 
 def results(model: Any, prefix: str = "") -> dict[str, float]:
-    """Return the current metrics; with the loss only if the user's own step tracks it."""
+    """Return the current metrics; they contain the loss only if a user-defined step tracks it."""
     found = {name: float(value) for name, value in model.get_metrics_result().items()}
     if not _tracks_loss(model):
         found.pop("loss", None)
@@ -244,33 +245,33 @@ def results(model: Any, prefix: str = "") -> dict[str, float]:
 
 
 def _tracks_loss(model: Any) -> bool:
-    """Return whether the metric named `loss` was updated: only a user-defined step does so."""
+    """Return whether the metric named `loss` was updated, as only a user-defined step does."""
     means = [metric for metric in model.metrics if metric.name == "loss"]
     return bool(means) and hasattr(means[-1], "count") and means[-1].count.numpy() > 0
 
 
 ROUNDING_ERRORS = 4.0
-"""Rounding errors by which two scores may differ, from the largest product to the output."""
+"""Maximum difference of two scores with the same meaning, in rounding errors of their dtype."""
 
 UNIT = {"bfloat16": 2.0**-8, "float16": 2.0**-11, "tensor_float_32": 2.0**-11}
-"""Compute dtype of a layer -> its relative rounding error."""
+"""Compute dtype -> its relative rounding error."""
 
 GPU_FLOAT32 = 1e-4
-"""Tolerance of float32 on a GPU: its order of summation depends on the batch, unlike a CPU's."""
+"""Tolerance of float32 on a GPU, where, unlike on a CPU, the order of sums depends on the batch."""
 
 LOGIT_THRESHOLD, PROBABILITY_THRESHOLD = 0.0, 0.5
-"""Scores above the threshold count as a yes."""
+"""A score above this threshold counts as a yes: for logits, and for probabilities."""
 
 
 def tolerance_of(compute_dtype: str, *, on_gpu: bool, tensor_float_32: bool) -> float:
-    """Largest difference of two scores, relative to the row's largest, that counts as equal.
+    """Return up to which difference two scores count as equal, relative to the row's largest score.
 
-    Arithmetic on a GPU differs between two batches, and 16-bit dtypes round coarsely. A smaller
-    change of an answer says nothing about the decoder.
+    Results on a GPU differ between two batches, and 16-bit dtypes round coarsely, so a smaller difference
+    does not show that the decoders differ.
 
     Args:
         compute_dtype: The compute dtype of the model's layers.
-        on_gpu: Whether it runs on a GPU.
+        on_gpu: Whether the model runs on a GPU.
         tensor_float_32: Whether a GPU rounds float32 products to TensorFloat-32.
     """
     if compute_dtype in UNIT:
@@ -296,19 +297,18 @@ def agreed_metrics(
     batch_size: int,
     validate: Callable[[AnyFeed], dict[str, float]],
 ) -> tuple[dict[str, float], dict[str, Any] | None]:
-    """Check the metrics of the current weights against the exported graph's decoder.
+    """Compare the model's answers with those for the exported graph's image decoder; correct the metrics.
 
     Args:
         built: The compiled model with the best weights.
-        held_out: Feed of the eval split, used for `metrics`.
-        metrics: Metrics of these weights; those with `val_` are computed again if an answer
-            differs.
-        batch_size: Rows of a validation batch.
+        held_out: The feed of the eval split from which `metrics` were computed.
+        metrics: Metrics of these weights; metrics with `val_` are computed again if an answer differs.
+        batch_size: Number of rows of a validation batch.
         validate: Computes the metrics with `val_` for another feed of the same rows.
 
     Returns:
-        The corrected metrics, and what to record: `rows`, `differ` and `path` (quick or reference);
-        None if there was nothing to compare: no images, no faster decoder, or no classes.
+        The corrected metrics, and the facts to record: `rows`, `differ` and `path` (quick or reference).
+        The facts are None without images, a faster decoder, or classes: nothing was compared then.
 
     Raises:
         DataError: A shard is damaged.

@@ -1,1 +1,1 @@
-"""Measurements of a training run: windows, calls, and the parts of a step."""
+"""Measures a training run: windows, calls, and the parts of a step."""

@@ -1,4 +1,4 @@
-"""A run for measurements: it saves nothing, validates nothing, and has no end."""
+"""A run for measurements: it writes no checkpoints, does not validate, and has no last step."""
 
 from __future__ import annotations
 
@@ -17,22 +17,23 @@ from stoker.train.setup.build_model import BuiltModel
 from stoker.train.setup.strategy import Distribution
 
 Kind = Literal["resident", "called", "real", "input"]
-"""resident: the compiled step on one batch in memory. called: calls of training on such a batch,
-including their Python code. real: training as it is. input: batches are taken and dropped."""
+"""What a window measures. resident: the compiled step on a batch in memory. called: calls of training on
+such a batch, including their Python code. real: training with real input. input: only the input; batches
+are read and dropped."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Window:
-    """The measurements of a period of time."""
+    """The measurements of a window, a short period of training."""
 
     kind: Kind
     steps: int
     rows: float
     wall_s: float
     wait_s: float
-    """Part of it blocked in `next(iterator)`; all of it in a window of input."""
+    """Part of `wall_s` that was blocked in `next(iterator)`; all of it in a window of kind `input`."""
     cpu_s: float
-    """CPU time of the process, all threads."""
+    """CPU time of all threads of the process."""
 
     @property
     def rows_per_s(self) -> float:
@@ -41,7 +42,7 @@ class Window:
 
 
 EPOCHS = 1_000_000
-"""Epochs that a probe never completes: it ends by time."""
+"""Number of epochs of a measured run: more than a probe can complete, because it ends after some time."""
 
 
 @contextmanager
@@ -54,7 +55,7 @@ def open_measured_run(
     distribution: Distribution,
     context: RunContext,
 ) -> Iterator[tuple[Run, RunStart]]:
-    """Open the data and compile the step of a run that saves nothing and has no end.
+    """Open the data and compile the step of a run that writes no checkpoints and has no last step.
 
     Args:
         built: The user's compiled model, built in the strategy's scope.
@@ -62,10 +63,10 @@ def open_measured_run(
         config: The user's `train` section; its epochs are ignored.
         resolved: The values that replaced each `auto`.
         distribution: The distribution of one process.
-        context: Everything else; nothing is written to its checkpoints.
+        context: All other inputs; nothing is written to its checkpoints.
 
     Raises:
-        UserError: Training would fail.
+        UserError: Training with these settings would fail.
     """
     config = replace(config, epochs=EPOCHS, on_oom="stop")
     opened = open_run(*data, config=config, resolved=resolved, context=context)
@@ -87,10 +88,10 @@ def open_measured_run(
 
 
 def train_for(run: Run, opened: RunStart, *, steps: int) -> None:
-    """Train for some steps; their losses go to the run's writer, one mean per call.
+    """Train for some steps; the run's writer receives the mean loss of each call.
 
     Raises:
-        UserError: Training would fail, e.g. at a step that is not finite.
+        UserError: Training failed, e.g. at a step that is not finite.
     """
     with opened.feed.shuffled(run.compiled.calls(run.position)) as batches:
         step_input = run.compiled.step_input(batches)
@@ -102,6 +103,6 @@ def train_for(run: Run, opened: RunStart, *, steps: int) -> None:
 
 
 def _calls_of_an_epoch(resolved: ResolvedTraining, opened: RunStart) -> ResolvedTraining:
-    """Limit the steps per call to those of an epoch."""
+    """Limit the steps per call to the steps of an epoch."""
     most = max(1, opened.position.per_epoch)
     return replace(resolved, steps_per_call=min(resolved.steps_per_call, most))

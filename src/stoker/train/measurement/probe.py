@@ -1,7 +1,7 @@
-"""Measures a training run without training: windows of its step, calls and input.
+"""Measures windows of a training run: of its step, its calls and its input.
 
-One iterator serves all windows, so only one pipeline exists at a time. The model is restored after
-each window, nothing is validated, and no checkpoint is written.
+All windows read from the same iterator, so only one input pipeline exists at a time. Nothing is validated,
+and no checkpoint is written.
 """
 
 from __future__ import annotations
@@ -31,45 +31,48 @@ from stoker.train.measurement.step_costs import (
 from stoker.train.step.program import StepInput
 
 LEAD_SHARE = 0.25
-"""Share of a window that runs before it is timed, so that all threads are active."""
+"""Training runs for this share of a window before the window is timed, so that all threads are active."""
 
 MAX_LEAD_S = 2.0
-"""Longest time spent on using up elements that were prefetched before a window; if some are left
-then, they are too few per second to matter."""
+"""Maximum time to use up elements that were prefetched before a window, seconds. If some are left after
+that, they are too few per second to matter."""
 
 MIN_LEAD = 16
-"""Elements after which a decrease of the prefetched elements is visible: a pause of the step by
-other processes makes up for a few."""
+"""Number of elements to take before the number of prefetched elements is compared: a smaller decrease may be
+hidden by a pause of the step."""
 
 WAITED_SHARE = 0.1
-"""Share of a call's time spent waiting for input when nothing is prefetched any more; used if
-TensorFlow keeps no model of the input."""
+"""If a call waits for input for more than this share of its time, no prefetched elements are left. This is
+used if TensorFlow does not report prefetched elements."""
 
 FALLEN_SHARE = 0.05
-"""Largest decrease of the prefetched elements, as a share of those taken, if the input keeps up."""
+"""If the number of prefetched elements decreases by at most this share of the taken ones, the input keeps
+up with the step."""
 
 LONGEST_CALL_S = 1.0
-"""Longer calls are split, so that windows keep their length, seconds."""
+"""Target for the maximum time of a call, seconds: longer calls are split, because a window has whole calls."""
 
 IDLE_SHARE, IDLE_POLL_S, MAX_IDLE_S = 0.1, 0.02, 3.0
-"""A window of the step starts when the rest of the process uses less than this share of a core
-(input that fills its buffers uses more), or after this many seconds of waiting."""
+"""A window of the step starts when the process uses less than this share of a core: an input that fills its
+buffers uses more. The use is measured in this interval, and the window starts at the latest after this time,
+seconds."""
 
 HIDDEN_PREFETCHES = 3
-"""For Stoker's own feeds, of which TensorFlow keeps no model: how many times the prefetch depth is
-taken. That uses up the prefetched batches if the input is slower than two thirds of the step; a
-faster input leaves only a few."""
+"""For Stoker's own feeds, whose prefetched elements TensorFlow does not report: number of batches to take
+before a window, in prefetch depths. Three empty the buffer if the input is at most 2/3 as fast as the step;
+a faster input leaves a few batches."""
 
 STAGE_BATCHES, STAGE_SAMPLES = 32, 256
-"""How much of a user's own dataset, or of the shards, is read to measure the cost of its stages."""
+"""Number of batches of a user-defined dataset, or of samples of the shards, that are read to measure the
+cost of the input's stages."""
 
 FIRST_PASS_S = 20.0
-"""Longest first pass over a user's own dataset, seconds: it may fill a cache, and does not
-represent the later passes."""
+"""Maximum time of the first pass over a user-defined dataset, seconds: the first pass may fill a cache, so
+later passes differ from it."""
 
 
 class Probe:
-    """A training run to be measured."""
+    """A training run that is measured."""
 
     def __init__(self, run: Run, opened: RunStart, *, step_input: StepInput, element: Any) -> None:
         """Store the arguments and compile the resident step; see `open_probe`."""
@@ -83,14 +86,14 @@ class Probe:
 
     @property
     def made_here(self) -> bool:
-        """Whether this process prepares each batch when needed: no cache, no other process."""
+        """Whether this process prepares each batch when it is needed, without a cache or a data service."""
         feed = self._feed
         if isinstance(feed, OwnFeed):
             return not feed.in_memory
         return isinstance(feed, Feed) and not feed.keeps_features
 
     def window(self, kind: Kind, seconds: float) -> Window:
-        """Measure for this many seconds.
+        """Measure a window of this kind and length.
 
         Raises:
             UserError: A step is not finite, or does not fit in memory.
@@ -106,7 +109,7 @@ class Probe:
         return self._fill(once, seconds, kind=kind)
 
     def machine_speed(self, seconds: float) -> float | None:
-        """Return the current speed of the machine; see `MachineSpeed.measure`."""
+        """Measure the machine's own speed for this many seconds; see `MachineSpeed.measure`."""
         if self._machine_speed is None:
             self._machine_speed = MachineSpeed()
         return self._machine_speed.measure(seconds)
@@ -121,7 +124,7 @@ class Probe:
         return time.monotonic() - begun_s
 
     def make_first_pass(self) -> None:
-        """Make a first pass over a user's own dataset, as far as time allows."""
+        """Read a first pass over a user-defined dataset, for at most `FIRST_PASS_S`."""
         feed, position = self._feed, self.run.position
         if not isinstance(feed, OwnFeed):
             return
@@ -135,8 +138,8 @@ class Probe:
         """Run some calls of training, one after the other.
 
         Returns:
-            Start and end of each call, seconds from the first, its steps, and the time it waited
-            for input.
+            For each call: start and end, seconds since the start of the first call; number of steps; and
+            time that it waited for input, seconds.
         """
         found, zero_s = [], time.monotonic()
         for _ in range(calls):
@@ -149,10 +152,10 @@ class Probe:
         return found
 
     def stages(self) -> tuple[StageCost, ...]:
-        """Return the cost of each input stage; empty if samples are cached or made elsewhere."""
+        """Return the cost of each stage of the input; empty if batches are cached or prepared elsewhere."""
         feed, run = self._feed, self.run
         if isinstance(feed, OwnFeed):
-            # At the end of a pass, TensorFlow's model forgets a generator that has ended.
+            # Do not measure to the end of a pass: TensorFlow's model then no longer contains the generator.
             most = max(1, run.position.per_epoch // 2)
             return dataset_stages(feed.watched(), elements=min(STAGE_BATCHES, most))
         if not isinstance(feed, Feed) or feed.keeps_features:
@@ -161,22 +164,22 @@ class Probe:
         return measure_stages(feed.stages(batch_size=size, samples=STAGE_SAMPLES, seed=0))
 
     def checkpoint_s(self) -> float:
-        """Return the time that checkpoints delay the step, seconds per step."""
+        """Return the time by which checkpoints delay a step on average, seconds."""
         return checkpoint_s(self.run, self._resident.state)
 
     def communication_s(self) -> float:
-        """Return the time per step of summing gradients over the replicas, seconds."""
+        """Return the time that a step needs to sum gradients over the replicas, seconds."""
         return communication_s(self.run)
 
     def transfer_s(self) -> float:
-        """Return the time of copying a batch to the first GPU, seconds; 0 without a GPU."""
+        """Return the time to copy a batch to the first GPU, seconds; 0 without a GPU."""
         return transfer_s(self.run)
 
     def _drain(self, once: Callable[[], tuple[int, float, float]], least_s: float) -> None:
-        """Use up elements that were prefetched before the measurement and would distort it.
+        """Use up elements that were prefetched before the window, because they would distort it.
 
-        Stops when nothing is prefetched any more, or when the number no longer decreases: the input
-        then keeps up with the step.
+        It stops when no prefetched elements are left, or when their number no longer decreases, because
+        the input keeps up with the step.
         """
         begun_s, taken, before = (
             time.monotonic(),
@@ -253,7 +256,7 @@ class Probe:
         return steps, timing.rows - before[1], timing.wait_s - before[2]
 
     def _taken(self) -> tuple[int, float, float]:
-        """Take the batches of a call, in the graph, as the step does."""
+        """Read and drop the batches of a call, in the graph, as the step reads them."""
         if self._take is None:
             self._take = _take_some
         position, whole = self.run.position, self._feed.whole_calls
@@ -270,7 +273,7 @@ def open_probe(run: Run, opened: RunStart) -> Iterator[Probe]:
     """Yield a probe of a run from `open_measured_run`; long calls are shortened.
 
     Raises:
-        UserError: Training would fail.
+        UserError: Training with these settings would fail.
     """
     run.limit_call_time(LONGEST_CALL_S)
     with _reading(run, opened) as probe:
@@ -279,7 +282,7 @@ def open_probe(run: Run, opened: RunStart) -> Iterator[Probe]:
             probe.make_first_pass()
             yield probe
             return
-    # Fewer steps per call, in proportion to the wait for input.
+    # Calls take longer than their steps, because they wait for input: use fewer steps per call.
     run.limit_call_time(
         LONGEST_CALL_S * run.last_ceiling_s * run.compiled.resolved.steps_per_call / call_s
     )
@@ -300,7 +303,13 @@ def _reading(run: Run, opened: RunStart) -> Iterator[Probe]:
 
 @tf.function(reduce_retracing=True)
 def _take_some(iterator: Any, elements: tf.Tensor, groups: bool) -> tf.Tensor:
-    """Return the rows of some elements, which are dropped; `groups`: of several steps each."""
+    """Take and drop some elements; return their number of rows.
+
+    Args:
+        iterator: Yields the elements.
+        elements: Number of elements, int64.
+        groups: Whether an element contains the batches of several steps.
+    """
     rows, done = tf.constant(0, tf.int64), tf.constant(0, tf.int64)
     while done < elements:
         tf.autograph.experimental.set_loop_options(parallel_iterations=1)
@@ -319,7 +328,7 @@ def _first_of(calls: Calls) -> Calls:
 
 
 def _await_idle() -> None:
-    """Wait until the input has filled its buffers, which takes CPU time."""
+    """Wait until the input has filled its buffers: until then, it uses CPU time."""
     end_s = time.monotonic() + MAX_IDLE_S
     while time.monotonic() < end_s:
         cpu_s, begun_s = time.process_time(), time.monotonic()

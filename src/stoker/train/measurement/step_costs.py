@@ -1,4 +1,4 @@
-"""Measures what cannot be seen inside a step: checkpoints, exchange, copies, prefetch, machine speed."""
+"""Measures what a step's time does not show: checkpoints, exchange, copies, prefetch, machine speed."""
 
 from __future__ import annotations
 
@@ -15,34 +15,34 @@ from stoker.train.loop.run import Run
 from stoker.train.setup.strategy import in_packs
 
 CPU_SIZE = 48
-"""Rows and columns of the matrices on a CPU: so few that NumPy uses one thread."""
+"""Number of rows and columns of the matrices on a CPU: so few that NumPy uses a single thread."""
 
 GPU_SIZE = 2048
-"""The same for a GPU: 17 GFLOP, some ms at most; three matrices take 50 MB."""
+"""The same on a GPU: a product has 17 GFLOP and takes some ms at most; three matrices take 50 MB."""
 
 PRODUCTS_PER_CHECK = 50
-"""Products between two readings of the clock."""
+"""Number of matrix products between two readings of the clock."""
 
 
 class MachineSpeed:
-    """Multiplies the same matrices whenever it is called.
+    """Measures the machine's own speed: how fast it multiplies the same matrices each time.
 
-    On a CPU it uses one thread and its CPU time: other threads that take the cores do not change
-    the result; another clock rate, or a neighbor on the same physical core, does. On a GPU it waits
-    for the device.
+    On a CPU, it uses one thread and measures its CPU time. So threads that use other cores do not change the
+    result, but another clock rate, or another program on the same physical core, does. On a GPU, it
+    measures wall time until the device has finished.
     """
 
     def __init__(self) -> None:
         """Create the matrices."""
         self._has_gpu = bool(tf.config.list_logical_devices("GPU"))
         size = GPU_SIZE if self._has_gpu else CPU_SIZE
-        # Scaled so that the numbers keep their size, however often they are multiplied.
+        # This scale keeps the numbers in range, however often they are multiplied.
         factor = np.random.default_rng(0).normal(scale=size**-0.5, size=(size, size))
         self._factor = factor.astype(np.float32)
         self._flops = PRODUCTS_PER_CHECK * 2.0 * size**3
 
     def measure(self, seconds: float) -> float | None:
-        """Return floating-point operations per second; None if memory is insufficient."""
+        """Return the speed, floating-point operations per second; None if memory is insufficient."""
         if not self._has_gpu:
             return _rate(self._on_a_core, self._flops, time.thread_time, seconds)
         try:
@@ -68,7 +68,7 @@ def _on_a_gpu(factor: tf.Tensor) -> None:
 def _rate(
     work: Callable[[], None], flops: float, clock: Callable[[], float], seconds: float
 ) -> float:
-    work()  # finds the kernel, and wakes the device
+    work()  # the first call selects the kernel, and wakes the device
     times, begun_s = 0, clock()
     while (took_s := clock() - begun_s) < seconds or not times:
         work()
@@ -77,11 +77,11 @@ def _rate(
 
 
 def prefetched_elements(iterator: Any) -> float | None:
-    """Return how many elements are in the buffers of a pipeline, counted in its output elements.
+    """Return how many elements are in the buffers of a pipeline, converted to elements of its output.
 
     Args:
-        iterator: Iterator of a dataset. The result is None if TensorFlow keeps no model of it: the
-            autotuner is off, or several replicas share it.
+        iterator: Iterator of a dataset. The result is None if TensorFlow keeps no model of the pipeline:
+            if the autotuner is off, or if several replicas share the iterator.
 
     Source: tf.data.experimental.get_model_proto; tensorflow/core/framework/model.proto.
     """
@@ -95,7 +95,7 @@ def prefetched_elements(iterator: Any) -> float | None:
     while number in model.nodes:
         node = model.nodes[number]
         ready += node.buffered_elements / per_element
-        # Unknown before a stage that yields more or fewer elements than it takes, e.g. a filter.
+        # If a stage drops or adds elements, e.g. a filter, its ratio is unknown: stop before it.
         known = node.ratio > 0
         if not known or not node.inputs or node.name.startswith("Shuffle"):
             break
@@ -108,9 +108,9 @@ EXCHANGES = 10
 
 
 def checkpoint_s(run: Run, state: TrainingState) -> float:
-    """Return the time that checkpoints delay the step, seconds per step.
+    """Return the time by which checkpoints delay a step on average, seconds.
 
-    Writing continues during the step and is not included.
+    Writing is not included, because it continues during the following steps.
     """
     config = run.config.checkpoint
     state.capture()
@@ -125,7 +125,7 @@ def checkpoint_s(run: Run, state: TrainingState) -> float:
 
 
 def communication_s(run: Run) -> float:
-    """Return the time per step of summing gradients over the replicas, measured separately."""
+    """Measure separately how long a step needs to sum gradients over the replicas, seconds."""
     strategy, model = run.distribution.strategy, run.built.model
     if run.distribution.replicas == 1:
         return 0.0
@@ -155,7 +155,7 @@ def communication_s(run: Run) -> float:
 
 
 def transfer_s(run: Run) -> float:
-    """Return the time of copying a batch to the first GPU, seconds; 0 without a GPU."""
+    """Return the time to copy a batch to the first GPU, seconds; 0 without a GPU."""
     if not tf.config.list_logical_devices("GPU"):
         return 0.0
     with tf.device("CPU:0"):
@@ -165,7 +165,7 @@ def transfer_s(run: Run) -> float:
     for _ in range(EXCHANGES):
         with tf.device("GPU:0"):
             copies = [tf.identity(part) for part in tf.nest.flatten(batch)]
-    # Copies of one device end in order.
+    # Copies to the same device end in order, so wait only for the last one.
     for copy in copies:
         copy.numpy()
     return (time.monotonic() - begun_s) / EXCHANGES

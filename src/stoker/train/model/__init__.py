@@ -1,1 +1,1 @@
-"""What a training step needs to know about a Keras model and its layers."""
+"""Facts about a Keras model and its layers that a training step needs; rematerialization."""

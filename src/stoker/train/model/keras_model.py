@@ -23,11 +23,11 @@ from stoker.internals.keras_internals import (
 from stoker.internals.tensorflow_internals import StagingError
 
 METHODS = ("train_step", "test_step", "compute_loss", "compute_metrics")
-"""Keras's methods that a user's class may override and that `fit` then uses."""
+"""Methods of Keras that a user's class may override; `fit` then calls the user's method."""
 
 
 def overrides(model: keras.Model) -> frozenset[str]:
-    """Return those of `METHODS` that the user's class or instance overrides."""
+    """Return which of `METHODS` the user's class or instance overrides."""
     return frozenset(name for name in METHODS if _is_own(model, name))
 
 
@@ -36,10 +36,10 @@ def _is_own(model: keras.Model, name: str) -> bool:
 
 
 def extra_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer]:
-    """Return optimizers of a model other than the compiled one, by attribute name.
+    """Return attribute name -> optimizer, for all optimizers of a model but the compiled one.
 
-    Keras counts their variables neither as the model's nor as the optimizer's, so checkpoints must
-    include them separately.
+    Keras does not list their variables, neither in the model nor in the compiled optimizer, so
+    checkpoints must include them separately.
     """
     return {
         name: value
@@ -49,10 +49,10 @@ def extra_optimizers(model: keras.Model) -> dict[str, keras.optimizers.Optimizer
 
 
 def has_builtin_metrics_only(model: keras.Model) -> bool:
-    """Return whether XLA may compile the metrics with the step: all of them are Keras's own.
+    """Return whether all metrics are Keras's own, so that XLA may compile them with the step.
 
     Args:
-        model: Compiled and built.
+        model: The compiled and built model.
     """
     own = "compute_metrics" in overrides(model)
     metrics = [part for each in model.metrics for part in (each, *getattr(each, "metrics", ()))]
@@ -61,16 +61,16 @@ def has_builtin_metrics_only(model: keras.Model) -> bool:
 
 
 def update_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
-    """Update a model's metrics without computing their results, unlike Keras's own method.
+    """Update a model's metrics without computing their results, which Keras's own method would do.
 
     Args:
-        model: Compiled and built.
-        parts: As for `compute_metrics`.
+        model: The compiled and built model.
+        parts: The arguments of `compute_metrics`.
     """
     if _is_own(model, "compute_metrics") or _is_own(model, "get_metrics_result"):
         model.compute_metrics(**parts)
         return
-    # The same as Keras's `compute_metrics`, without the results.
+    # This is Keras's `compute_metrics` without its last line, which computes the results.
     metrics = compiled_metrics(model)
     if metrics is not None:
         metrics.update_state(parts["y"], parts["y_pred"], parts.get("sample_weight"))
@@ -79,11 +79,11 @@ def update_metrics(model: keras.Model, parts: Mapping[str, Any]) -> None:
 def is_weighted_metric(model: keras.Model, monitor: str) -> bool:
     """Return whether a validation metric counts each row by its weight.
 
-    Known before Keras has built the metrics. A user-defined `test_step` gets no class weights.
+    It works before Keras has built the metrics. A user-defined `test_step` gets no class weights.
 
     Args:
-        model: Compiled.
-        monitor: Its name with `val_`.
+        model: The compiled model.
+        monitor: The metric's name, with `val_`.
     """
     metrics = compiled_metrics(model)
     if metrics is None or "test_step" in overrides(model):
@@ -93,7 +93,7 @@ def is_weighted_metric(model: keras.Model, monitor: str) -> bool:
         {_metric_name(metric) for metric in keras.tree.flatten(given or [])}
         for given in user_metrics(metrics)
     )
-    # Keras prefixes the name of a weighted metric that is among the others too.
+    # Keras adds a prefix to the name of a weighted metric if an unweighted one has the same name.
     if name.removeprefix("weighted_") in plain & weighted:
         return name.startswith("weighted_")
     return any(name == each or name.endswith(f"_{each}") for each in weighted)
@@ -104,7 +104,7 @@ def _metric_name(metric: Any) -> str:
 
 
 def has_builtin_optimizer(model: keras.Model) -> bool:
-    """Return whether everything that an update writes is known: the optimizer is Keras's own."""
+    """Return whether the optimizer is Keras's own, so that it is known what an update writes."""
     outer = model.optimizer
     optimizers = (outer, getattr(outer, "inner_optimizer", outer))
     return all(_module(type(each)).partition(".")[0] == "keras" for each in optimizers)
@@ -120,21 +120,22 @@ def run_custom_step(
 ) -> dict[str, tf.Tensor]:
     """Run an overridden `train_step` or `test_step` on a batch; works inside a `tf.function`.
 
-    As in `fit`, AutoGraph does not convert the method. In a replica of a strategy it reduces its
-    gradients itself, with `optimizer.apply`, and its logs are those of the replica.
+    As in `fit`, AutoGraph does not convert the method. In a replica of a strategy, the method itself
+    reduces the gradients, with `optimizer.apply`, and its logs are the replica's logs.
 
     Args:
-        model: Compiled and built, including its metrics: the first trace must not create variables.
+        model: The compiled and built model; its metrics are built too, because the first trace must not
+            create variables.
         method: `train_step` or `test_step`.
         batch: The model's input, the labels, and optionally weights.
 
     Returns:
-        The logs, flat. The method defines `loss`: in Keras's own methods it is the mean since the
-        epoch started.
+        The logs, flat. The method decides what `loss` is; in Keras's own methods, it is the mean since
+        the epoch started.
 
     Raises:
-        ConfigError: It failed (the error shows the user's line), or its logs are not a dict with a
-            `loss`.
+        ConfigError: The method failed (the error shows the user's line), or its logs are not a dict with
+            a `loss`.
     """
     what = f"{type(model).__name__}.{method}"
     logs = call(getattr(model, method), batch, what=what)
@@ -153,9 +154,9 @@ def run_custom_step(
 
 @contextmanager
 def unwrap_user_errors() -> Iterator[None]:
-    """Raise a UserError from inside a traced `tf.function` as it is.
+    """Raise the original UserError if the block traces a `tf.function` that raises one.
 
-    AutoGraph wraps it in an error of its own type.
+    AutoGraph would wrap it in an error of its own type.
     """
     try:
         yield
@@ -244,11 +245,11 @@ def require_labels(labels: Collection[str], outputs: Collection[str]) -> None:
     """Reject labels that do not match the model's outputs.
 
     Args:
-        labels: The outputs that have one; `ONLY` for a label without a name.
+        labels: The outputs that have a label; `ONLY` for a label without a name.
         outputs: Names of the model's outputs.
 
     Raises:
-        ConfigError: An output has no label, or a label no output; suggests the nearest one.
+        ConfigError: An output has no label, or a label has no output; the error suggests a similar name.
     """
     if set(labels) == set(outputs):
         return
@@ -274,8 +275,8 @@ def adapt_load(
 
     Args:
         load: Element -> features, label, and optionally weights.
-        model: Compiled.
-        class_weight: Class -> weight.
+        model: The compiled model.
+        class_weight: Class -> weight; None: no class weights.
     """
 
     def loaded(element: Any) -> tuple[Any, ...]:
@@ -288,15 +289,15 @@ def adapt_load(
 
 
 def labels_for_outputs(batch: tuple[Any, ...], model: keras.Model) -> tuple[Any, ...]:
-    """Give each output of a model its label, or the only label to all outputs.
+    """Give each output of a model its label, or all outputs the only label.
 
-    The label is not changed for a model with one output, with a user-defined `train_step` or
-    `compute_loss`, or with unknown outputs, because it is not functional.
+    The label is not changed for a model that has a single output, a user-defined `train_step` or
+    `compute_loss`, or unknown outputs because it is not functional.
 
     Args:
-        batch: Features, label [batch, ...] or one such label per output, and optionally sample
+        batch: Features, label [batch, ...] or such a label for each output, and optionally sample
             weights.
-        model: Compiled.
+        model: The compiled model.
 
     Raises:
         ConfigError: An output has no label, or a label has no output.
@@ -317,22 +318,22 @@ def output_names(model: keras.Model) -> list[str]:
     if not outputs_of(model):
         return []
     if isinstance(model.output, Mapping):
-        # Keras flattens a dict in the order of its sorted keys.
+        # Keras flattens a dict in the sorted order of its keys.
         return list(keras.tree.flatten({name: name for name in model.output}))
     return list(model.output_names)
 
 
 def outputs_of(model: keras.Model) -> list[Any]:
-    """Return the symbolic outputs; empty if the model is not functional."""
+    """Return the symbolic outputs of a model; empty if it is not functional."""
     return list(getattr(model, "outputs", None) or [])
 
 
 def arrange_weights(weights: Any, labels: Any) -> Any:
-    """Arrange sample weights in the structure of the labels: equal for every output, as in `fit`.
+    """Arrange sample weights in the structure of the labels: the same for every output, as in `fit`.
 
     Args:
-        weights: [batch], or one per output already.
-        labels: From `arrange_labels`.
+        weights: [batch] weights, or already such weights for each output.
+        labels: The result of `arrange_labels`.
     """
     if keras.tree.is_nested(weights):
         return weights
@@ -348,7 +349,7 @@ def _check_class_weights(labels: Any, weights: Mapping[int, float]) -> None:
         )
     wrong = {key: value for key, value in weights.items() if not 0 <= value < math.inf}
     if wrong or not weights:
-        raise ConfigError("train.class_weight must be classes with weights of 0 or more", got=wrong)
+        raise ConfigError("train.class_weight must map classes to weights of 0 or more", got=wrong)
     if labels.dtype == tf.string or labels.shape.rank not in (1, 2):
         raise ConfigError(
             "train.class_weight needs labels that are classes: numbers or one-hot",
@@ -365,18 +366,19 @@ def _flat(logs: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def layer_types(model: keras.Model) -> dict[str, str]:
-    """Return the path of every layer in a model -> the name of its class."""
+    """Return path -> class name, for every layer in a model."""
     return {path: type(layer).__name__ for path, layer in walk_layers(model)}
 
 
 def walk_layers(model: keras.Model) -> Iterator[tuple[str, keras.Layer]]:
-    """Yield every layer below a model with its path, once, outer ones before inner ones.
+    """Yield each layer inside a model once, with its path; outer layers come before inner ones.
 
     Args:
-        model: Functional, Sequential or subclassed; its layers may be models.
+        model: A functional, Sequential or subclassed model; its layers may be models.
 
     Yields:
-        `block1/attention` and the layer. A layer that is used in two places has its first path.
+        The path, e.g. `block1/attention`, and the layer. A layer that is used in two places has the path
+        of the first one.
     """
     seen = {id(model)}
     waiting = [("", model)]

@@ -1,8 +1,8 @@
-"""Rematerialization: computes a layer's activations again for its gradient instead of keeping them.
+"""Rematerialization: computes a layer's activations again for its gradient, instead of keeping them.
 
-Keras's own (`keras.RematScope`) is not used: it runs a layer twice with all side effects, so that
-Dropout drops other units in the second run (a wrong gradient, silently) and BatchNorm updates its
-averages twice. Here both runs see the same state, which changes once.
+Keras's own rematerialization (`keras.RematScope`) is not used. It runs a layer twice with all side effects,
+so Dropout drops other units in the second run, which silently makes the gradient wrong, and BatchNorm
+updates its averages twice. Here both runs use the same state, which changes once.
 """
 
 from __future__ import annotations
@@ -27,20 +27,20 @@ from stoker.internals.keras_internals import (
 from stoker.train.model.keras_model import walk_layers
 
 _PLAIN = "computed_once"
-"""Name of the attribute of a new `call` that keeps the old one."""
+"""Name of the attribute of a layer's new `call` that stores the old `call`."""
 
 
 def rematerialize(model: keras.Model, patterns: Sequence[str]) -> tuple[str, ...]:
     """Make some layers keep only their inputs between forward and backward pass.
 
-    It saves memory for layers with many activations: a block that is a layer or a model, an
-    attention. The gradient is the same, and their forward pass runs twice.
+    This saves memory for layers with many activations, such as an attention, or a block of layers. The
+    gradient stays the same, and the forward pass of these layers runs twice.
 
     Args:
-        model: A built model; it is changed once, before its step is traced. Inference and export do
+        model: A built model, whose step has not been traced yet; it is changed. Inference and export do
             not change.
-        patterns: Shell patterns of layer paths or names: `block*`, `encoder/*/attention`. A layer
-            inside a matching one belongs to it.
+        patterns: Shell patterns of layer paths or names: `block*`, `encoder/*/attention`. Layers inside a
+            matching layer are part of it.
 
     Returns:
         The paths of the layers whose activations are computed again.
@@ -77,7 +77,7 @@ def _matches(path: str, pattern: str) -> bool:
 
 
 def _near(pattern: str, paths: Sequence[str]) -> str:
-    # Suggest layers that contain others, if there are any.
+    # Suggest only layers that contain layers, if there are any.
     holding = [path for path in paths if any(p.startswith(f"{path}/") for p in paths)]
     return nearest(pattern.strip("*/"), holding or paths)
 
@@ -104,7 +104,7 @@ def _recomputed(layer: keras.Layer) -> Callable[..., Any]:
             own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), inputs)
             mapping = [*before, *zip(weights, values[len(places) :], strict=True)]
             with (
-                # Else Dropout and BatchNorm inside would take the second run for inference.
+                # Otherwise, Dropout and BatchNorm inside the layer would treat the second run as inference.
                 called_in(context),
                 AutocastScope(cast.dtype if cast else None),
                 keras.StatelessScope(state_mapping=mapping, collect_losses=True) as scope,
@@ -115,7 +115,7 @@ def _recomputed(layer: keras.Layer) -> Callable[..., Any]:
         values = [given[place] for place in places]
         values += [tf.convert_to_tensor(weight.value) for weight in weights]
         outputs, losses = tf.recompute_grad(pure)(*values)
-        # The first run's changes belong to the layer; those of the second are equal, and dropped.
+        # Assign the changes of the first run. The second run makes the same changes, which are dropped.
         for variable in state:
             variable.assign(scopes[0].get_current_value(variable))
         for loss in losses:

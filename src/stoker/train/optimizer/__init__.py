@@ -1,1 +1,1 @@
-"""From gradients to weights: loss scale, finite checks, fused updates, moving averages."""
+"""Updates weights from gradients: loss scale, finite checks, fused kernels, moving averages."""

@@ -10,13 +10,13 @@ import tensorflow as tf
 
 
 class WeightAverage:
-    """average <- momentum x average + (1 - momentum) x weight, after every step.
+    """The moving average of the weights: momentum x average + (1 - momentum) x weight, after every step.
 
-    Source: `use_ema` of Keras's optimizers, which fails under MirroredStrategy.
+    Keras's own, `use_ema` of optimizers, has the same formula, but fails under MirroredStrategy.
     """
 
     def __init__(self, weights: Sequence[Any], *, momentum: float) -> None:
-        """Start with the current weights; call it inside the strategy's scope.
+        """Start with the current weights; call this inside the strategy's scope.
 
         Args:
             weights: Keras variables.
@@ -30,14 +30,14 @@ class WeightAverage:
         ]
 
     def update(self) -> None:
-        """Update the average; call it where a replica's weights have been updated."""
+        """Update the average; call this on a replica after its weights have been updated."""
         for weight, average in zip(self._weights, self.variables, strict=True):
             value = tf.cast(weight.value, average.dtype)
             average.assign_sub((1 - self._momentum) * (average - value))
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """Use the average as the model's weights, and restore the weights at the end."""
+        """Use the average as the model's weights in a `with` block, and restore the weights at its end."""
         kept = [tf.identity(weight.value) for weight in self._weights]
         for weight, average in zip(self._weights, self.variables, strict=True):
             weight.value.assign(tf.cast(average, weight.value.dtype))

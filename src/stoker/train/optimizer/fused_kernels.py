@@ -1,21 +1,20 @@
-"""Keras's Adam and BatchNormalization as single kernels, where XLA does not fuse them.
+"""Computes Keras's Adam and BatchNormalization with single kernels, where XLA does not fuse them.
 
-Adam: Keras writes its update as a dozen operations, each a pass over memory: for a wide layer they take
-more time than its matrix products. TensorFlow's own kernel computes the same formula in one pass.
-It takes `1 - beta_2` in float32, Keras in float64: for 0.999 they differ by 5e-5, the updates by
-2e-5.
+Adam: Keras's update consists of a dozen operations, and each is a pass over memory. For a wide layer they
+take more time than its matrix products. TensorFlow's own kernel computes the same formula in one pass. It
+computes `1 - beta_2` in float32, and Keras computes it in float64: for 0.999 the two differ by 5e-5, and
+the updates by 2e-5.
 
-On a CPU the kernel divides its work among threads from some hundred numbers on, and waits for them:
-the dozen operations are faster, until an array is so large that each result needs newly mapped
-memory.
+On a CPU, the kernel divides its work among threads if a weight has more than some hundred numbers, and
+waits for them. Then the dozen operations are faster, unless an array is so large that each result needs
+newly mapped memory.
 
-Keras computes the values that all weights share, mainly the powers of both betas, for each weight:
-in a small model that is a third of all operations of a step. Here they are computed once per
-update.
+Keras computes the values that all weights share, mainly the powers of both betas, once for each weight.
+In a small model these are a third of all operations of a step. Here they are computed once per update.
 
-BatchNormalization: Keras writes it as a dozen operations, each a pass over the layer's input, which in a
-convolutional model take as long as its convolutions. TensorFlow's kernel computes the same formula in
-one pass forward and one for the gradient.
+BatchNormalization: Keras's layer consists of a dozen operations, and each is a pass over the layer's input.
+In a convolutional model they take as long as the convolutions. TensorFlow's kernel computes the same formula
+in one pass forward and one pass for the gradient.
 """
 
 from __future__ import annotations
@@ -33,20 +32,20 @@ from stoker.train.model.keras_model import walk_layers
 from stoker.train.optimizer.masked_assign import assign_condition
 
 UNFUSED_SIZES = range(512, 40_000)
-"""Sizes of a weight for which separate operations are faster on a CPU: the kernel takes up to 2.5
-times as long. For other sizes it takes 0.4 to 0.6 times as long (`benchmarks/train/adam.py`, 2
-cores)."""
+"""Sizes of a weight for which separate operations are faster than the kernel on a CPU: the kernel takes up to
+2.5 times as long as they do. For other sizes, it takes 0.4 to 0.6 times as long (`benchmarks/train/adam.py`,
+2 cores)."""
 
 
 class _Scalars(NamedTuple):
-    """The scalars that the update of every weight of one dtype on one device uses."""
+    """The scalars that the updates of all weights of the same dtype on the same device use."""
 
     learning_rate: tf.Tensor
-    """Learning rate; 0 if the update does not count."""
+    """Learning rate; 0 if the update must change nothing."""
 
     beta_1: tf.Tensor
     beta_2: tf.Tensor
-    """1 if the update does not count: momentum and velocity stay."""
+    """Keras's `beta_2`; 1 (as is `beta_1`) if the update must change neither momentum nor velocity."""
 
     beta_1_power: tf.Tensor
     beta_2_power: tf.Tensor
@@ -56,15 +55,15 @@ class _Scalars(NamedTuple):
 
 
 class _FusedAdam:
-    """The update of one of Keras's own optimizers, in fewer operations."""
+    """The update of Keras's Adam or AdamW with fewer operations."""
 
     def __init__(self, optimizer: keras.optimizers.Adam) -> None:
         self._optimizer = optimizer
-        # By device and dtype, while all weights are updated.
+        # (device, dtype) -> scalars, while all weights are updated; else None.
         self._scalars: dict[tuple[str, tf.DType], _Scalars] | None = None
 
     def update_all(self, gradients: Any, variables: Any, learning_rate: Any) -> None:
-        """Replace Keras's method `UPDATE_ALL`, which calls `update` for each weight."""
+        """Update all weights. It replaces Keras's method `UPDATE_ALL`, which calls `update` for each weight."""
         optimizer = self._optimizer
         self._scalars = {}
         try:
@@ -73,12 +72,12 @@ class _FusedAdam:
             self._scalars = None
 
     def update(self, gradient: Any, variable: Any, learning_rate: Any) -> None:
-        """Update one weight; the gradient has its shape.
+        """Update a weight; the gradient has the weight's shape.
 
         Source: keras.optimizers.Adam.update_step, tf.raw_ops.ResourceApplyAdam.
         """
         optimizer = self._optimizer
-        # Gradients of an Embedding: only the used rows.
+        # The gradient of an Embedding has only the used rows.
         if isinstance(gradient, tf.IndexedSlices):
             type(optimizer).update_step(optimizer, gradient, variable, learning_rate)
             return
@@ -105,7 +104,7 @@ class _FusedAdam:
         velocity: tf.Variable,
         alpha: tf.Tensor,
     ) -> None:
-        """Update with operations that round like Keras's."""
+        """Update with separate operations, which round as Keras's operations do."""
         optimizer = self._optimizer
         before = momentum.read_value(), velocity.read_value()
         first = before[0] + (gradient - before[0]) * (1 - optimizer.beta_1)
@@ -145,7 +144,8 @@ def _scalars_of(optimizer: keras.optimizers.Adam, learning_rate: Any, dtype: tf.
     alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
     counts = assign_condition()
     if counts is not None:
-        # The kernel writes through handles, which cannot be masked: its gradients are then zero.
+        # The kernel writes through handles, which cannot be masked. With these values, and with gradients
+        # that are zero then, it changes nothing.
         rate = tf.where(counts, rate, 0.0)
         betas = [tf.where(counts, beta, 1.0) for beta in betas]
     return _Scalars(
@@ -166,8 +166,9 @@ def fuse(optimizer: keras.optimizers.Optimizer, *, wanted: bool) -> None:
     """Let Keras's Adam and AdamW use one kernel per weight, or their own operations again.
 
     Args:
-        optimizer: Any optimizer; other types, and `amsgrad`, are not changed.
-        wanted: True unless XLA compiles the step; XLA fuses Keras's operations itself.
+        optimizer: The optimizer; other types, and `amsgrad`, are not changed.
+        wanted: Whether to use the kernel: True unless XLA compiles the step, because XLA fuses Keras's
+            operations itself.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if type(inner) not in (keras.optimizers.Adam, keras.optimizers.AdamW) or inner.amsgrad:
@@ -181,7 +182,7 @@ def fuse(optimizer: keras.optimizers.Optimizer, *, wanted: bool) -> None:
 
 
 _MIN_EPSILON = 1.001e-5
-"""Source: tf.nn.fused_batch_norm, which passes cuDNN no smaller one."""
+"""Minimum epsilon for cuDNN. Source: tf.nn.fused_batch_norm, which replaces a smaller one by this."""
 
 _OURS = "fused"
 """Name of the attribute that marks a `call` from this module."""
@@ -190,18 +191,19 @@ _OURS = "fused"
 def fuse_batch_norms(model: keras.Model, *, wanted: bool) -> None:
     """Let Keras's BatchNormalization layers use one kernel, or their own operations again.
 
-    A layer that is frozen, or called without `training` or with a mask, computes as in Keras.
+    A layer that is frozen, or called without `training` or with a mask, uses Keras's operations.
 
     Args:
         model: A built model; inference and export do not change.
-        wanted: True unless XLA compiles the step; XLA fuses Keras's operations itself.
+        wanted: Whether to use the kernel: True unless XLA compiles the step, because XLA fuses Keras's
+            operations itself.
     """
     for _, layer in walk_layers(model):
         if type(layer) is not keras.layers.BatchNormalization:
             continue
         if getattr(layer.call, _OURS, False):
             del layer.call
-        # Any other `call` belongs to rematerialization, or to the user.
+        # Do not replace another `call`: it belongs to rematerialization, or to the user.
         if wanted and "call" not in vars(layer) and _is_plain(layer):
             layer.call = _fused(layer)
 
@@ -233,12 +235,11 @@ def _fused(layer: Any) -> Callable[..., Any]:
 def _normalized(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
     """Normalize [batch, ..., channels], and update the moving statistics.
 
-    The kernel takes the input in its own dtype; scale, offset, mean and variance are float32. On a
-    GPU, only 16-bit input uses cuDNN's persistent kernel, which works on NHWC without transposes,
-    and only if `TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1` is set (`stoker.app.import_tensorflow`).
-    Four-dimensional input needs no reshape, so in float16 TensorFlow's remapper can fuse the
-    following addition and ReLU with the kernel (multiples of 4 channels only). Not yet run on a
-    GPU.
+    The input keeps its dtype; scale, offset, mean and variance are float32. On a GPU, cuDNN's persistent
+    kernel, which works on NHWC without transposes, is used only for 16-bit input and only if
+    `TF_USE_CUDNN_BATCHNORM_SPATIAL_PERSISTENT=1` is set (`stoker.app.import_tensorflow`).
+    Four-dimensional input needs no reshape, so in float16 TensorFlow's remapper can fuse the following
+    addition and ReLU with the kernel, if the number of channels is a multiple of 4. Not yet run on a GPU.
 
     Source: keras.layers.BatchNormalization.call, tf.raw_ops.FusedBatchNormV3; TensorFlow,
     core/kernels/fused_batch_norm_op.cc, core/grappler/optimizers/remapper.cc.
@@ -255,7 +256,7 @@ def _normalized(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
         epsilon=layer.epsilon,
         is_training=True,
     )
-    # The kernel returns the unbiased variance, n / (n - 1) of the batch's own, which Keras keeps.
+    # The kernel returns the unbiased variance, which is n / (n - 1) times the variance that Keras uses.
     count = tf.cast(tf.size(x) // channels, tf.float32)
     variance *= tf.where(count > 1.0, (count - 1.0) / count, 1.0)
     for moving, found in ((layer.moving_mean, mean), (layer.moving_variance, variance)):
@@ -266,6 +267,6 @@ def _normalized(layer: Any, inputs: tf.Tensor) -> tf.Tensor:
 
 
 def _four_axes(x: tf.Tensor) -> tf.Tensor:
-    """Insert axes of length 1 before the last one, because the kernel takes four axes."""
+    """Insert axes of length 1 before the last axis, because the kernel needs four axes."""
     shape = tf.shape(x)
     return tf.concat([shape[:-1], [1] * (4 - x.shape.rank), shape[-1:]], 0)

@@ -1,4 +1,4 @@
-"""Operations on gradients, which are tensors, the rows of an Embedding, or None."""
+"""Operations on gradients. A gradient is a tensor, the used rows of an Embedding, or None."""
 
 from __future__ import annotations
 
@@ -12,14 +12,17 @@ Gradients = list[Any]
 
 
 def are_finite(model: keras.Model, gradients: Gradients, loss: tf.Tensor) -> tf.Tensor:
-    """Return whether loss and gradients are finite; float16 gradients overflow regularly."""
+    """Return whether the loss and all gradients are finite.
+
+    With a loss scale, only the loss is checked, because gradients in float16 regularly overflow.
+    """
     if isinstance(model.optimizer, keras.mixed_precision.LossScaleOptimizer):
         return tf.math.is_finite(loss)
     return tf.math.is_finite(loss + total(gradients))
 
 
 def total(gradients: Gradients) -> tf.Tensor:
-    """Scalar float32 that is not finite if a gradient is not finite."""
+    """Return a float32 scalar that is not finite if one of the gradients is not finite."""
     sums = [_sum(gradient) for gradient in gradients if gradient is not None]
     return tf.add_n(sums) if sums else tf.constant(0.0)
 
@@ -36,10 +39,10 @@ def scaled(gradient: Any, factor: tf.Tensor) -> Any:
 
 
 def unique(gradient: Any) -> Any:
-    """Merge the rows of an Embedding's gradient that occur several times.
+    """Sum up the entries of an Embedding's gradient that belong to the same row.
 
-    Keras 3.15's Adam squares the parts of such a row separately, and so makes another step than
-    with the gradient of the batch.
+    Keras 3.15's Adam squares several entries of a row separately, so its update would differ from the one
+    with the gradient of the whole batch.
     """
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
@@ -49,7 +52,7 @@ def unique(gradient: Any) -> Any:
 
 
 def dense(gradient: Any) -> tf.Tensor:
-    """Return the gradient with a row for each row of the variable."""
+    """Convert the gradient of an Embedding to a tensor with a row for each row of the variable."""
     if not isinstance(gradient, tf.IndexedSlices):
         return gradient
     shape = cast(tf.Tensor, gradient.dense_shape)
@@ -58,7 +61,7 @@ def dense(gradient: Any) -> tf.Tensor:
 
 def _sum(gradient: Any) -> tf.Tensor:
     values = gradient.values if isinstance(gradient, tf.IndexedSlices) else gradient
-    # A sum in float16 overflows at 65504.
+    # Sum in float32, because a sum in float16 overflows at 65504.
     return tf.reduce_sum(tf.cast(values, tf.float32))
 
 
@@ -70,21 +73,21 @@ def reduced(
     sent_as: tf.DType,
     packs: tf.distribute.experimental.CommunicationOptions,
 ) -> tuple[Gradients, list[tf.Tensor], tf.Tensor]:
-    """Sum gradients and statistics over all replicas.
+    """Sum gradients, facts and statistics over all replicas.
 
     Args:
-        gradients: A replica's sums over its rows.
-        facts: [n], summed too: the sum of the losses, the rows, and others.
-        statistics: A replica's statistics, each times its rows.
+        gradients: This replica's gradients, summed over its rows.
+        facts: [n] other sums of this replica: of the losses, the number of rows, and others.
+        statistics: This replica's statistics, each multiplied by its number of rows.
         sent_as: Dtype in which gradients are sent.
-        packs: How many gradients are sent at a time.
+        packs: How gradients are packed for sending.
     """
-    # The exchange of IndexedSlices keeps the shape of its first time: the short last batch of an
-    # epoch would fail.
+    # The exchange of IndexedSlices works only for the shape of its first call, so it would fail for the
+    # short last batch of an epoch.
     there = [dense(gradient) for gradient in gradients if gradient is not None]
     sent = [tf.cast(gradient, sent_as) for gradient in there]
     if sent_as == facts.dtype:
-        # One exchange of everything is faster than two.
+        # One exchange with everything is faster than two exchanges.
         sums = _sum_over_replicas([*sent, *statistics, facts], packs)
     else:
         sums = [*_sum_over_replicas(sent, packs), *_sum_over_replicas([*statistics, facts], packs)]
@@ -99,7 +102,7 @@ def reduced(
 def _sum_over_replicas(
     tensors: list[tf.Tensor], packs: tf.distribute.experimental.CommunicationOptions
 ) -> list[tf.Tensor]:
-    """Sum tensors of one dtype over the replicas, packed together."""
+    """Sum tensors of the same dtype over the replicas; they are packed together."""
     context = tf.distribute.get_replica_context()
     summed: list[tf.Tensor] = context.all_reduce(tf.distribute.ReduceOp.SUM, tensors, options=packs)
     return summed

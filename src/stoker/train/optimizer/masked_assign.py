@@ -1,4 +1,4 @@
-"""Assignments that count only if a step is finite, decided on the device without a condition."""
+"""Makes assignments take effect only if a step is finite; the device decides, without a condition."""
 
 from __future__ import annotations
 
@@ -18,36 +18,36 @@ _WRITERS = (
     "scatter_add",
     "scatter_sub",
 )
-"""Methods of a variable that write to it in an update."""
+"""Methods with which an update writes to a variable."""
 
 _CONDITION: ContextVar[tf.Tensor | None] = ContextVar("held_back_condition", default=None)
 
 
 def assign_condition() -> tf.Tensor | None:
-    """The condition of the `masked_assign` being traced, a scalar bool; None outside of one.
+    """Return the condition of the current `masked_assign`, a scalar bool; None outside of such a block.
 
-    `masked_assign` does not affect a kernel that writes to a variable through its handle. Code
-    that calls such a kernel reads the condition here, and passes arguments that change nothing.
+    `masked_assign` does not affect a kernel that writes to a variable through its handle. Code that calls
+    such a kernel must read the condition here, and must pass arguments that change nothing if it is False.
     """
     return _CONDITION.get()
 
 
 @contextmanager
 def masked_assign(finite: tf.Tensor, variables: Sequence[Any]) -> Iterator[None]:
-    """While an update is traced: each assignment keeps the old value of a variable if not `finite`.
+    """In the `with` block, which traces an update, assignments take effect only if `finite` is True.
 
-    A condition around the whole update would make XLA copy every variable, and so would old values
-    restored at its end; without XLA the host would wait for it. If each assignment selects the
-    value, this is part of the loop over a variable that the optimizer needs anyway. Contexts may be
-    nested: an assignment then counts if both conditions hold.
+    A condition around the whole update would make XLA copy every variable, as would restoring the old
+    values after it; without XLA, the host would have to wait for the condition. Here each assignment selects
+    the old or the new value, as a part of the loop over the variable that the update needs anyway. Blocks
+    may be nested: an assignment then takes effect if both conditions are True.
 
     Args:
         finite: Scalar bool.
-        variables: The targets of the update, written by the methods `_WRITERS`.
+        variables: The variables of the update, which the methods `_WRITERS` change.
     """
     outer = _CONDITION.get()
     holds = finite if outer is None else tf.logical_and(outer, finite)
-    # A strategy with one replica passes the update the copy on its device.
+    # A strategy with one replica passes the variable's copy on its device to the update.
     parts = [part for each in variables for part in (each, *getattr(each, "values", ()))]
     before = [{name: vars(part)[name] for name in _WRITERS if name in vars(part)} for part in parts]
     token = _CONDITION.set(holds)
@@ -81,7 +81,7 @@ def _assign_sum(variable: Any, value: Any, *_: Any, sign: int, **options: Any) -
 def _scatter(
     variable: Any, finite: tf.Tensor, method: str, rows: Any, *_: Any, **options: Any
 ) -> Any:
-    """Write rows of a table by a method of the variable's class, or leave them unchanged."""
+    """Write rows of a variable by a method of its class if the step is finite; else leave them unchanged."""
     values = tf.cast(rows.values, variable.dtype)
     if method == "scatter_update":
         unchanged = tf.gather(variable.read_value(), rows.indices)

@@ -1,4 +1,4 @@
-"""Applies the settings to the compiled optimizer."""
+"""Applies settings to the compiled optimizer: loss scale, learning rate, clipping, moving average."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from stoker.train.optimizer.loss_scaling import prepare_loss_scale
 def prepare_optimizer(
     model: keras.Model, config: TrainConfig, resolved: ResolvedTraining
 ) -> WeightAverage | None:
-    """Set loss scale, learning rate, clipping and moving average; call it in the strategy's scope.
+    """Set loss scale, learning rate, clipping and moving average; call this in the strategy's scope.
 
-    Stoker also keeps an average that the user requested from Keras (`use_ema=True`), because
-    Keras's own fails under MirroredStrategy.
+    If the user's optimizer has `use_ema=True`, Stoker keeps this average, too, because Keras's own average
+    fails under MirroredStrategy.
 
     Returns:
-        The average, or None.
+        The moving average; None if the settings request none.
 
     Raises:
         ConfigError: Two settings exclude each other.
@@ -45,8 +45,8 @@ def _refuse_accumulation(optimizer: Any) -> None:
         raise ConfigError(
             "gradients must be accumulated with train.accumulate",
             got=Plain(f"gradient_accumulation_steps={optimizer.gradient_accumulation_steps}"),
-            fix="Set train.accumulate and remove it from the optimizer: Keras's own fails under "
-            "MirroredStrategy.",
+            fix="Set train.accumulate and remove the argument from the optimizer: Keras's own "
+            "accumulation fails under MirroredStrategy.",
         )
 
 
@@ -56,7 +56,7 @@ def _clip(optimizer: Any, config: TrainConfig) -> None:
     for name in ("clipnorm", "clipvalue", "global_clipnorm"):
         if getattr(optimizer, name) is not None:
             raise ConfigError(
-                "gradients must be clipped in one way",
+                "gradients must be clipped in only one way",
                 got=Plain(f"train.clip_norm and the optimizer's {name}"),
                 fix="Remove one of them.",
             )
@@ -65,13 +65,13 @@ def _clip(optimizer: Any, config: TrainConfig) -> None:
 
 @keras.saving.register_keras_serializable(package="stoker")
 class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[misc]  # Keras has no types
-    """A schedule times a factor."""
+    """A learning rate schedule whose result is multiplied by a factor."""
 
     def __init__(self, schedule: Any, factor: float) -> None:
         self.schedule, self.factor = schedule, factor
 
     def __call__(self, step: Any) -> Any:
-        """The learning rate of a step."""
+        """Return the learning rate of a step."""
         return self.schedule(step) * self.factor
 
     def get_config(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):  # type: ignore[
 
     @classmethod
     def from_config(cls, config: dict[str, Any]) -> _Scaled:
-        """Create the schedule of a model that a callback saved."""
+        """Create the schedule from its configuration, e.g. for a model that a callback saved."""
         schedule = keras.saving.deserialize_keras_object(config["schedule"])
         return cls(schedule, config["factor"])
 
@@ -100,7 +100,7 @@ def _momentum(optimizer: Any, config: TrainConfig) -> float | None:
         return config.ema
     if config.ema is not None:
         raise ConfigError(
-            "only one moving average of the weights can be kept",
+            "only one moving average of the weights can be computed",
             got=Plain("train.ema and the optimizer's use_ema"),
             fix="Remove one of them.",
         )
@@ -108,7 +108,7 @@ def _momentum(optimizer: Any, config: TrainConfig) -> float | None:
         raise ConfigError(
             "the moving average must not overwrite the weights while they are trained",
             got=Plain(f"ema_overwrite_frequency={optimizer.ema_overwrite_frequency}"),
-            fix="Remove it: Stoker validates and exports the average.",
+            fix="Remove this argument: Stoker validates and exports the average.",
         )
     optimizer.use_ema = False
     return float(optimizer.ema_momentum)

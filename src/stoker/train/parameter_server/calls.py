@@ -15,8 +15,8 @@ from stoker.train.parameter_server.cluster import ClusterConnection
 from stoker.train.parameter_server.server import Inbox, PassTotals
 
 CALLS_PER_WORKER = 4
-"""Calls per worker that are in progress at once: one is computed, the next one is prepared. More
-would hold more batches in memory, and use older weights."""
+"""Number of calls per worker in progress: one is computed, and the next ones are prepared. More calls would
+keep more batches in memory, and use older weights."""
 
 _LOG = logging.getLogger(__name__)
 
@@ -28,8 +28,8 @@ class WorkerCalls:
         """Start the threads that wait for calls.
 
         Args:
-            connection: The workers.
-            silent_s: If no worker answers for this long, a warning is logged, seconds.
+            connection: The connection to the workers.
+            silent_s: A warning is logged if no worker answers for this time, seconds.
         """
         self._coordinator = connection.coordinator
         self._most = CALLS_PER_WORKER * connection.workers
@@ -42,13 +42,13 @@ class WorkerCalls:
     def each(
         self, function: Callable[..., Any], arguments: Iterable[tuple[Any, ...]]
     ) -> Iterator[None]:
-        """Call a function with each of some arguments, and yield whenever calls have ended.
+        """Call a function once for each element of `arguments`, and yield whenever calls have ended.
 
-        A call whose worker died is repeated, by another worker or by that one when it is back.
+        If a worker dies, its calls are repeated by another worker, or by the same one when it has returned.
 
         Args:
             function: A `tf.function` that returns nothing.
-            arguments: Arguments of each call; not read further ahead than calls in progress.
+            arguments: Arguments of each call; they are read only when a call can be started.
 
         Raises:
             tf.errors.OpError: The function failed.
@@ -73,7 +73,7 @@ class WorkerCalls:
                 self._answers.put(error)
 
     def _ended(self) -> int:
-        """Wait until a call has ended; return how many have."""
+        """Wait until a call has ended; return how many calls have ended."""
         answers = [self._first_answer()]
         with contextlib.suppress(queue.Empty):
             while True:
@@ -84,20 +84,20 @@ class WorkerCalls:
         return len(answers)
 
     def _first_answer(self) -> Any:
-        # An error would not end this process: TensorFlow takes back the work of every worker, and
-        # waits for one that hangs. When that one continues or dies, so does this process.
+        # Only warn: an error would not end this process, because TensorFlow would cancel the work of all
+        # workers, and would wait for the worker that hangs.
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._answers.get(timeout=self._silent_s)
             _LOG.warning(
-                "no worker has answered for %g s; training goes on when it does, or when the "
+                "no worker has answered for %g s; training continues when a worker answers, or when the "
                 "process that hangs is killed",
                 self._silent_s,
             )
 
 
 class Pass:
-    """Batches of one kind: computed by the workers, collected at the server."""
+    """A pass over the training or the eval split: workers compute batches, the server collects results."""
 
     def __init__(
         self, workers: WorkerCalls, inbox: Inbox, send: Callable[[tf.Tensor, Any], None]
@@ -107,7 +107,7 @@ class Pass:
         Args:
             workers: The workers.
             inbox: Collects the results.
-            send: The workers' function of a batch's number and its element.
+            send: Computes a batch on a worker, and sends the result; called with number and element.
         """
         self._workers, self._inbox, self._send = workers, inbox, send
 
@@ -116,15 +116,15 @@ class Pass:
         self._inbox.take()
 
     def run(self, first: int, elements: Iterable[Any]) -> Iterator[PassTotals]:
-        """Distribute batches, and yield the totals whenever more have been collected.
+        """Distribute batches, and yield the totals whenever more results have been collected.
 
         Args:
-            first: Number of the first batch; a number must be unique in a run.
-            elements: Not read further ahead than batches in progress, and not beyond a batch that
-                is not finite.
+            first: Number of the first batch; numbers must be unique in a run.
+            elements: An element per batch; an element is read only when its call can be started, and none
+                after a batch that is not finite.
 
         Yields:
-            The totals since the start. The last one is complete: it contains every batch once.
+            The totals since the start of the pass. The last ones contain every batch exactly once.
 
         Raises:
             tf.errors.OpError: A worker's function failed.
@@ -138,7 +138,7 @@ class Pass:
                 handed_out += 1
                 yield tf.constant(first + handed_out - 1, tf.int64), element
                 if not is_finite:
-                    # Calls in progress still end: they need the queue, which ends with this run.
+                    # Do not cancel calls in progress: wait for them, because they use the queue.
                     return
 
         self._inbox.begin(first)

@@ -1,4 +1,4 @@
-"""The processes of a training run with parameter servers, and how the chief reaches them."""
+"""Runs workers and parameter servers of a training run, and connects the chief to them."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.core.user_code import first_line
 from stoker.data.feed.service.server import listening_ports
 
 PROTOCOL = "grpc"
-"""The only protocol in TensorFlow's wheels: neither encrypted nor authenticated."""
+"""The only protocol that TensorFlow's wheels contain; it is neither encrypted nor authenticated."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -32,21 +32,22 @@ class ClusterConnection:
 
 
 def serve_parameter_role(cluster: ClusterSpec) -> None:
-    """Serve as a worker or a parameter server until the process ends; needs no user code.
+    """Serve as a worker or a parameter server until the process ends; this needs no user code.
 
-    Start a process that was killed again with the same arguments. The chief notices that a worker
-    returns; without a server, the variables are lost, and the run fails.
+    A process that was killed should be started again with the same arguments. The chief uses a worker that
+    returns. If a server is killed, its variables are lost, and the run fails.
 
     Args:
-        cluster: All tasks, and this process's task.
+        cluster: All tasks, and the task of this process.
 
     Raises:
-        ConfigError: This process is the chief.
+        ConfigError: This process is neither a worker nor a parameter server.
         UserError: The address is not on this machine, or is in use.
     """
     if not cluster.serves:
         raise ConfigError(
-            "a worker or a parameter server must serve", got=Plain(f"{cluster.job} of TF_CONFIG")
+            "only a worker or a parameter server can be started here",
+            got=Plain(f"task {cluster.job} in TF_CONFIG"),
         )
     try:
         server = tf.distribute.Server(
@@ -61,15 +62,15 @@ def serve_parameter_role(cluster: ClusterSpec) -> None:
             got=Plain(first_line(error)),
             fix="Stop the process that listens there, or use another port in TF_CONFIG.",
         ) from error
-    # TensorFlow listens on every address, and any client can run operations.
+    # Close the port for other machines: TensorFlow listens on every address, and any client can run operations.
     listening_ports(only_loopback=cluster.address.startswith(f"{LOOPBACK}:"))
     server.join()
 
 
 def connect(cluster: ClusterSpec) -> ClusterConnection:
-    """Connect to every worker and server; call it before any other TensorFlow operation.
+    """Connect to every worker and server; call this before any other TensorFlow operation.
 
-    Waits for processes that are still starting.
+    It waits for processes that are still starting.
 
     Args:
         cluster: All tasks; this process is the chief.
@@ -92,7 +93,7 @@ def connect(cluster: ClusterSpec) -> ClusterConnection:
         raise ConfigError(
             "the chief must reach every worker and parameter server of TF_CONFIG",
             got=Plain(first_line(error)),
-            fix="Start the missing ones, or correct their addresses.",
+            fix="Start the missing processes, or correct their addresses.",
         ) from error
     if strategy.num_replicas_in_sync > 1:
         raise ConfigError(
@@ -109,7 +110,7 @@ def connect(cluster: ClusterSpec) -> ClusterConnection:
 
 @contextmanager
 def server_loss_as_error() -> Iterator[None]:
-    """Report a lost server in one line; a lost worker is not an error, its work is repeated.
+    """Report a lost server as an error in one line. A lost worker is not an error: its work is repeated.
 
     Raises:
         UserError: A server is lost, and the variables with it.

@@ -1,4 +1,4 @@
-"""Training with parameter servers from start to end, as the chief runs it."""
+"""Runs a training with parameter servers from start to end, on the chief."""
 
 from __future__ import annotations
 
@@ -40,11 +40,10 @@ def fit_parameter_server(
     connection: ClusterConnection,
     context: RunContext,
 ) -> ParameterServerResult:
-    """Train, validate after each epoch, keep the best and the last state; resume from a checkpoint.
+    """Train from the start or a checkpoint, validate after each epoch, and keep the best and the last state.
 
-    Free workers compute steps on weights that may be some updates old, and the server applies them
-    one by one as they arrive: a resumed run is as good as the first one, but not identical to the
-    bit.
+    Free workers compute steps from weights that may be some updates old, and the server applies the updates
+    one by one as they arrive. So a resumed run is as good as an uninterrupted one, but not bit-identical.
 
     Args:
         built: The user's compiled model, built in the strategy's scope.
@@ -53,7 +52,7 @@ def fit_parameter_server(
         config: The user's `train` section.
         resolved: The values that replaced each `auto`.
         connection: The workers and the servers.
-        context: Everything else.
+        context: All other inputs.
 
     Raises:
         ConfigError: A setting, a callback or a method of the model requires consecutive steps.
@@ -63,8 +62,8 @@ def fit_parameter_server(
     """
     refuse_ordered_settings(built, config, resolved)
     config = resolve_monitor_mode(config, data[1].labels)
-    # 1. The data, which the chief reads and sends: a batch belongs to a step's number, and is the
-    #    same when a worker has died and the step is done again.
+    # 1. Open the data, which the chief reads and sends. The number of a step determines its batch, so the
+    #    batch stays the same if a worker dies and the step is repeated.
     wall = context.run_time.wall
     with wall.within("data"):
         opened = open_run(*data, config=config, resolved=resolved, context=context)
@@ -73,7 +72,7 @@ def fit_parameter_server(
     )
     with server_loss_as_error(), _opened_run(setup, opened) as run:
         run.begin(opened.found)
-        # 3. Epochs of legs: a leg ends when all its steps are applied, so that it can be saved.
+        # 3. Train epochs in legs. At the end of a leg all its steps are applied, so the state can be saved.
         while not run.position.over:
             run.begin_epoch()
             if run.position.validated:
@@ -97,7 +96,7 @@ def _opened_run(setup: ParameterServerSetup, opened: RunStart) -> Iterator[Param
     ):
         training = _worker_feed(setup, feed, batches, steps=position.per_epoch)
         evaluation = _worker_feed(setup, held_out, eval_batches, steps=held_out.steps(eval_rows))
-        # 2. From here on everything that a step changes exists on the servers.
+        # 2. Create everything that a step changes, on the servers.
         yield ParameterServerRun(setup, training, evaluation, position, writer)
 
 
@@ -107,7 +106,7 @@ def refuse_ordered_settings(
     """Reject settings that require consecutive steps.
 
     Raises:
-        ConfigError: One is set.
+        ConfigError: One of them is set.
     """
     own = overrides(built.model) & {"train_step", "test_step"}
     settings = {
@@ -139,12 +138,12 @@ def _calls(
 ) -> Calls:
     size = resolved.global_batch
     return Calls(
-        # A step of a user's own dataset is one of its batches, whatever its size.
+        # A step of a user-defined dataset is one batch of the dataset, of any size.
         rows=position.per_epoch * size if isinstance(feed, OwnFeed) else feed.rows,
         batch_size=size,
         steps_per_call=1,
         seed=config.seed,
-        # After the last step, one element is still read, for its shapes.
+        # A run that has done its last step still reads an element, for its shapes.
         first=min(position.step, position.steps - 1),
         last=position.steps,
     )
@@ -155,7 +154,7 @@ def _worker_feed(
 ) -> WorkerFeed:
     load = feed.load
     if feed.keeps_features:
-        # The features are only in this machine's memory, where their rows are gathered.
+        # The rows are already gathered here, because the features are only in this machine's memory.
         elements, load = elements.map(feed.load).prefetch(tf.data.AUTOTUNE), as_it_is
     adapted = adapt_load(load, setup.built.model, class_weight=setup.config.class_weight)
     return WorkerFeed(elements=elements, load=adapted, steps=steps)

@@ -1,4 +1,4 @@
-"""A run with parameter servers in progress: its workers, its variables, its position."""
+"""A training run with parameter servers: its workers, its variables, its position."""
 
 from __future__ import annotations
 
@@ -38,33 +38,33 @@ _NOTHING = PassTotals(batches=0, repeated=0, rows=0.0, loss_sum=0.0, not_finite=
 
 
 class Meter:
-    """The clock of a period of steps, on the chief."""
+    """Measures the rates of a period of steps, on the chief."""
 
     def __init__(self) -> None:
-        """Start."""
+        """Start the period."""
         self._begun_s = self._reported_s = time.monotonic()
         self._reported, self._reported_wait_s = _NOTHING, 0.0
         self.wait_s = 0.0
-        """Time blocked in next(iterator), seconds."""
+        """Time that the chief was blocked in next(iterator), seconds."""
 
     @property
     def wall_s(self) -> float:
-        """Seconds since the start."""
+        """Time since the start, seconds."""
         return time.monotonic() - self._begun_s
 
     def next_of(self, iterator: Iterator[Any]) -> Any:
-        """Return the next element; the wait for it is counted."""
+        """Return the next element, and add the time to wait for it to `wait_s`."""
         asked_s = time.monotonic()
         element = next(iterator)
         self.wait_s += time.monotonic() - asked_s
         return element
 
     def scalars(self, totals: PassTotals, *, every_s: float) -> dict[str, float]:
-        """Return loss and rates since the last report; empty if it is too recent.
+        """Return loss and rates since the last report; empty if the last report is too recent.
 
         Args:
-            totals: Totals since the start.
-            every_s: Shortest interval between two reports, seconds.
+            totals: Totals since the start of the period.
+            every_s: Minimum interval between two reports, seconds.
         """
         now_s = time.monotonic()
         wall_s, steps = now_s - self._reported_s, totals.batches - self._reported.batches
@@ -86,7 +86,7 @@ class Meter:
 _LOG = logging.getLogger(__name__)
 
 REPORT_EVERY_S = 1.0
-"""Interval of the metrics, seconds: steps have no fixed order here."""
+"""Interval between two reports of metrics, seconds; it is not a number of steps, because steps have no order."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -94,15 +94,15 @@ class ParameterServerResult:
     """The result of training, apart from its checkpoints."""
 
     steps: int
-    """Updates that the server applied over the whole run, each step once."""
+    """Number of updates that the server applied in the whole run; each step counts once."""
 
     repeated: int
-    """Updates of steps that arrived again after a worker's death, and were dropped."""
+    """Number of updates that were dropped because they arrived again after a worker had died."""
 
     epochs: int
     best_epoch: int
     metrics: dict[str, float]
-    """Of the best epoch: the loss, the model's metrics, and the same with `val_`."""
+    """Metrics of the best epoch: loss and the model's metrics, for training and (`val_`) validation."""
 
     step_time_s: float
     """Mean wall time of this process per step, seconds."""
@@ -110,12 +110,12 @@ class ParameterServerResult:
     samples_per_s: float
 
     input_wait: float
-    """Share of that time in which the chief was blocked in next(iterator)."""
+    """Share of this process's wall time in which it was blocked in next(iterator)."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class WorkerFeed:
-    """Elements for the workers, and the function that converts one to a batch."""
+    """Elements for the workers, and the function that converts an element to a batch."""
 
     elements: tf.data.Dataset[Any]
     """One element per batch."""
@@ -124,7 +124,7 @@ class WorkerFeed:
     """Element -> batch; runs on a worker."""
 
     steps: int
-    """Batches of one pass."""
+    """Number of batches of a pass."""
 
     @property
     def sample(self) -> Any:
@@ -134,7 +134,7 @@ class WorkerFeed:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ParameterServerSetup:
-    """What a run with parameter servers is made of, apart from its data."""
+    """The parts of a run with parameter servers, apart from its data."""
 
     built: BuiltModel
     """The user's compiled model, built in the strategy's scope."""
@@ -146,10 +146,10 @@ class ParameterServerSetup:
     """The values that replaced each `auto`."""
 
     connection: ClusterConnection
-    """The workers and the servers."""
+    """The connection to workers and servers."""
 
     context: RunContext
-    """Everything else."""
+    """All other inputs."""
 
 
 class ParameterServerRun:
@@ -166,8 +166,8 @@ class ParameterServerRun:
         """Build everything that a step changes, on the servers.
 
         Args:
-            setup: The run.
-            training: The training split, from the position on.
+            setup: The parts of the run.
+            training: The training split, starting at the position.
             evaluation: The eval split.
             position: The position at which the run starts or resumes.
             writer: Writes the checkpoints.
@@ -222,11 +222,11 @@ class ParameterServerRun:
             self._context.writer.rewind(self.position.step)
         self._callbacks.on_train_begin()
         if found is None:
-            # Shows early whether the disk is writable.
+            # A first checkpoint shows early whether the disk is writable.
             self._save()
 
     def begin_epoch(self) -> None:
-        """Reset the values that are counted per epoch, at the start of one."""
+        """At the start of an epoch, reset the values that are counted per epoch, and call the callbacks."""
         if self._in_epoch:
             return
         self._in_epoch = True
@@ -325,7 +325,7 @@ class ParameterServerRun:
         self._context.on_progress(Progress(step=step, steps=steps, epoch=epoch, scalars=scalars))
 
     def _save(self, *, monitored: float | None = None) -> None:
-        """Save; no step is in progress, and exactly the steps before the position are applied."""
+        """Save a checkpoint. No step is in progress, and all steps before the position are applied."""
         begun_s = time.monotonic()
         callbacks, arrays = self._callbacks.state()
         arrays = self._state.capture() | arrays
@@ -350,7 +350,7 @@ class ParameterServerRun:
 
 
 def _prepare(setup: ParameterServerSetup, training: WorkerFeed) -> WeightAverage | None:
-    """Build metrics and optimizer on the servers; return the average of the weights, if any."""
+    """Build metrics and optimizer on the servers; return the moving average of the weights, or None."""
     built, first = setup.built, training.load(training.sample)
     what = "a first batch through the model and its loss"
     passed: FirstPass = call(first_pass, built, first, what=what)
@@ -379,7 +379,7 @@ def unsupported_error(what: str) -> ConfigError:
         "train.strategy: parameter_server computes gradients on workers and applies them on a "
         "server, in no fixed order",
         got=Plain(what),
-        fix="Remove it, or use train.strategy: multi_worker.",
+        fix="Remove this setting, or use train.strategy: multi_worker.",
     )
 
 

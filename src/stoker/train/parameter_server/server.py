@@ -1,8 +1,8 @@
-"""Queue of the workers' results on the first server; the chief applies them one by one.
+"""The queue of the workers' results on the first server, and their application by the chief, one by one.
 
-With one writer, every optimizer works as on one device, and a worker that dies leaves no partial
-update: a result is in the queue completely or not at all. If a step is repeated after a worker's
-death, it is recognized by its number and applied once.
+With a single writer, every optimizer works as on one device. A worker that dies leaves no partial update,
+because a result is in the queue completely or not at all. A step that is repeated after a worker's death is
+recognized by its number, and applied only once.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ import tensorflow as tf
 from stoker.train.optimizer.ema import WeightAverage
 
 FIRST_SERVER = "/job:ps/task:0/device:CPU:0"
-"""Device of the queue and the counts. Variables are placed on all servers in turn."""
+"""Device of the queue and the totals. Variables are placed on all servers in turn."""
 
 CAPACITY = 1 << 20
-"""Capacity of the queue. Never reached: the chief limits the calls in progress."""
+"""Capacity of the queue, which is never reached, because the chief limits the calls in progress."""
 
 
 class BatchResult(NamedTuple):
@@ -29,20 +29,20 @@ class BatchResult(NamedTuple):
     """Mean loss x rows."""
 
     rows: tf.Tensor
-    """Rows of the batch, float32."""
+    """Number of rows of the batch, float32."""
 
     finite: tf.Tensor
-    """Whether loss and gradients are finite; if not, nothing is changed."""
+    """Whether loss and gradients are finite; if not, the update is not applied."""
 
     metrics: list[tf.Tensor]
     """Increments of the model's metric variables."""
 
 
 class VariableChange(NamedTuple):
-    """The effect of a step on a variable without gradient: value <- kept x value + added.
+    """The effect of a step on a variable without gradient: its new value is kept x value + added.
 
-    A moving average can be sent neither as a value nor as a difference: other updates arrive in the
-    meantime, and several differences from one old value would overshoot.
+    A moving average can be sent neither as a value nor as a difference: other updates are applied before it
+    arrives, and the sum of several differences from the same old value would be too large.
     """
 
     kept: tf.Tensor
@@ -50,21 +50,21 @@ class VariableChange(NamedTuple):
 
 
 class Update(NamedTuple):
-    """The update that a step makes."""
+    """The update of the variables by a step."""
 
     gradients: list[Any]
-    """Gradients of the trainable variables; None without one, IndexedSlices of embeddings."""
+    """Gradients of the trainable variables; None for a variable without gradient, IndexedSlices for an Embedding."""
 
     changes: list[VariableChange]
     """Changes of other variables: BatchNorm's averages."""
 
 
 class WorkerMessage(NamedTuple):
-    """What a worker sends."""
+    """The message of a worker about a batch."""
 
     result: BatchResult
     update: Update | None
-    """None for the eval split."""
+    """The update; None for the eval split."""
 
 
 class PassTotals(NamedTuple):
@@ -74,15 +74,15 @@ class PassTotals(NamedTuple):
     """Number of batches, each counted once."""
 
     repeated: int
-    """Number of repeated batches that were dropped: their worker died after it had sent them and
-    before it reported that."""
+    """Number of batches that were dropped because they arrived twice: their worker died after it had sent the
+    result, but before it had reported this."""
 
     rows: float
     loss_sum: float
-    """Mean loss x rows, summed over all of them."""
+    """Sum of mean loss x rows over these batches."""
 
     not_finite: int
-    """First batch whose loss or gradients were not finite; -1 if there is none."""
+    """Number of the first batch whose loss or gradients were not finite; -1 if there is none."""
 
 
 class Inbox:
@@ -97,14 +97,14 @@ class Inbox:
         batches: int,
         average: WeightAverage | None,
     ) -> None:
-        """Create the queue and the counts; call it in the strategy's scope.
+        """Create the queue and the totals; call this in the strategy's scope.
 
         Args:
-            model: The model with its metrics and optimizer built.
-            sample: A worker's message, symbolic.
+            model: The model; its metrics and its optimizer are built.
+            sample: A symbolic message of a worker.
             changed: The variables of `Update.changes`.
-            batches: Most batches of a pass.
-            average: Average of the weights; updated after each step.
+            batches: Maximum number of batches of a pass.
+            average: Moving average of the weights; it is updated after each step.
         """
         self._model, self._sample, self._changed = model, sample, list(changed)
         self._average = average
@@ -123,7 +123,7 @@ class Inbox:
 
         Args:
             number: Number of the batch over all passes, int64.
-            sent: A message with the structure of the sample.
+            sent: The message, with the structure of the sample.
         """
         self._queue.enqueue([number, *_parts(sent)])
 

@@ -1,4 +1,4 @@
-"""The work of a worker for one batch. It writes no variable: see the package's docstring."""
+"""The work of a worker for a batch. It writes no variables; the package's docstring says why."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ from stoker.train.setup.build_model import BuiltModel
 from stoker.train.step.step import Batch, loss_arguments
 
 DRAWS = 1 << 12
-"""Most random draws of one generator per step; more would overlap with those of the next step."""
+"""Maximum number of random draws of a generator per step; more draws would overlap with the next step's."""
 
 Compute = Callable[[tf.Tensor, Batch], WorkerMessage]
-"""Number of the batch, which determines its random numbers, and the batch -> message."""
+"""(number of the batch, which determines its random numbers; batch) -> message to the server."""
 
 
 class WorkerModel:
@@ -44,12 +44,11 @@ class WorkerModel:
         apart = {id(variable) for variable in (*self._seeds, *self._metrics)}
         self._others = [v for v in model.non_trainable_variables if id(v) not in apart]
         for variable in model.trainable_variables:
-            # tf.gather uses it, and Keras's variables lack it: with it only the rows of an
-            # Embedding are sent, else the whole table (51 MB per step for a table of 51 MB; now
-            # 0.03 MB).
+            # Keras's variables lack the method `sparse_read`, which tf.gather uses. With it, only the used
+            # rows of an Embedding are sent (0.03 MB per step), and not the whole table (51 MB).
             variable.sparse_read = variable.value.sparse_read
         self.changed: list[Any] = []
-        """Variables of `Update.changes`, known after `train` was traced."""
+        """The variables of `Update.changes`; known after `train` was traced."""
 
     def train(self, number: tf.Tensor, batch: Batch) -> WorkerMessage:
         """Run forward and backward pass."""
@@ -64,7 +63,7 @@ class WorkerModel:
         after = {id(v): scope.get_current_value(v) for v in self._others}
         self.changed = [v for v in self._others if after[id(v)] is not before[id(v)]]
         changes = [_change(before[id(v)], after[id(v)], of_others) for v in self.changed]
-        # A loss scale detects gradients that overflow, and is reduced by them.
+        # A loss scale itself detects gradients that overflow, so here only the loss is checked.
         scales = hasattr(optimizer, "dynamic_scale")
         finite = _all_finite([loss] if scales else [loss, *gradients])
         return WorkerMessage(result._replace(finite=finite), Update(gradients, changes))
@@ -78,7 +77,7 @@ class WorkerModel:
     def _nothing_written(
         self, number: tf.Tensor, others: Mapping[int, tf.Tensor]
     ) -> keras.StatelessScope:
-        """Keep assignments in a scope; metrics start at 0, seeds at the batch's."""
+        """Return a scope that keeps assignments: metrics start at 0, and seeds depend on the batch's number."""
         read = [(v, others[id(v)]) for v in self._others if id(v) in others]
         none = [(v, tf.zeros(v.shape, v.dtype)) for v in self._metrics]
         moved = [(v, _moved(v.value, number)) for v in self._seeds]
@@ -106,24 +105,24 @@ def open_inbox(
     batches: int,
     average: WeightAverage | None = None,
 ) -> tuple[Inbox, Callable[[tf.Tensor, Any], None]]:
-    """Return the inbox, and the function with which a worker computes and sends a batch.
+    """Return the inbox, and the function with which a worker computes a batch and sends the result.
 
-    Call it in the strategy's scope.
+    Call this in the strategy's scope.
 
     Args:
         worker: The model.
         compute: The model's `train` or `evaluate`.
         load: Element -> batch; runs on the worker.
         sample: An element.
-        batches: Most batches of a pass.
-        average: Average of the weights, updated by training.
+        batches: Maximum number of batches of a pass.
+        average: Moving average of the weights, which training updates.
     """
     element_spec = tf.nest.map_structure(
         lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), sample
     )
     signature = [tf.TensorSpec([], tf.int64), element_spec]
 
-    # As in Keras's `fit`, the user's code is not converted.
+    # As in Keras's `fit`, AutoGraph does not convert the user's code.
     @tf.function(input_signature=signature, autograph=False)
     def computed(number: tf.Tensor, element: Any) -> WorkerMessage:
         return compute(number, load(element))
@@ -138,11 +137,11 @@ def open_inbox(
 
     @tf.function(input_signature=signature)
     def send(number: tf.Tensor, element: Any) -> None:
-        # Return nothing: a result that a worker keeps would be lost with it.
+        # Return nothing: the worker would store the result, which would be lost if the worker dies.
         inbox.put(number, computed(number, element))
 
-    # TensorFlow sends a new function to every worker, and holds Python's lock while it waits for
-    # one that hangs: so trace now, because later no process could report that.
+    # Trace now. TensorFlow sends a new function to every worker, and holds Python's lock while it waits for
+    # them; if a worker hangs during training, this process could not even report it.
     send.get_concrete_function()
     return inbox, send
 
@@ -152,7 +151,7 @@ def _is_seed(variable: Any) -> bool:
 
 
 def _change(before: tf.Tensor, after: tf.Tensor, tape: tf.GradientTape) -> VariableChange:
-    """Return the change as an affine map, element by element."""
+    """Return the change of a variable as an affine map for each element."""
     if not before.dtype.is_floating:
         return VariableChange(tf.ones_like(before), after - before)
     gradient = tape.gradient(after, before, unconnected_gradients=tf.UnconnectedGradients.ZERO)
@@ -161,7 +160,7 @@ def _change(before: tf.Tensor, after: tf.Tensor, tape: tf.GradientTape) -> Varia
 
 
 def _moved(state: tf.Tensor, number: tf.Tensor) -> tf.Tensor:
-    # The second word counts the draws: each step has its own range.
+    # The second word of a seed counts draws: each step gets its own range of counts.
     moved = tf.cast(number * DRAWS, state.dtype)
     return state + tf.stack([tf.zeros_like(moved), moved])
 

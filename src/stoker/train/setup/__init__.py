@@ -1,1 +1,1 @@
-"""Everything before the first step: model, strategy, devices, feeds, and their checks."""
+"""Prepares a run before its first step: model, strategy, devices and feeds, with their checks."""

@@ -31,7 +31,7 @@ class BuiltModel:
 
     @property
     def outputs(self) -> tuple[str, ...]:
-        """Names of the outputs that labels refer to."""
+        """Names of the outputs to which labels refer."""
         names = output_names(self.model)
         return tuple(names) if len(names) > 1 else (ONLY,)
 
@@ -45,7 +45,7 @@ class BuiltModel:
         return any(getattr(loss, "from_logits", False) for loss in self.losses(output))
 
     def is_regression(self, output: str = ONLY) -> bool:
-        """Return whether the compiled loss is a regression loss, whatever the labels are."""
+        """Return whether the compiled loss of an output is a regression loss; the labels do not matter."""
         names = {
             getattr(loss, "name", None) or getattr(loss, "__name__", None) or str(loss)
             for loss in self.losses(output)
@@ -53,7 +53,7 @@ class BuiltModel:
         return bool({name.lower().replace("_", "") for name in names} & _REGRESSION_LOSSES)
 
     def losses(self, output: str = ONLY) -> list[Any]:
-        """Return the compiled losses of an output: Keras's names, functions or objects."""
+        """Return the compiled losses of an output: names, functions or objects, as the user passed them."""
         loss, names = self.model.loss, output_names(self.model)
         if isinstance(loss, Mapping) and output != ONLY:
             loss = loss.get(output, ())
@@ -66,11 +66,11 @@ _REGRESSION_LOSSES = {
     *("mse", "meansquarederror", "mae", "meanabsoluteerror", "mape", "msle", "huber", "logcosh"),
     *("meanabsolutepercentageerror", "meansquaredlogarithmicerror", "poisson"),
 }
-"""Keras's regression losses, as written in `compile`, without underscores."""
+"""Names of Keras's regression losses as in `compile`, in lower case and without underscores."""
 
 
 def prepare_process(*, precision: Precision, seed: int, deterministic: bool) -> None:
-    """Set the state of the whole process: seeds, dtype policy, determinism."""
+    """Set seeds, dtype policy and determinism for the whole process."""
     keras.backend.clear_session()
     keras.utils.set_random_seed(seed)
     keras.mixed_precision.set_dtype_policy(precision)
@@ -83,11 +83,11 @@ def build_model(build: Callable[..., Any], transform: AnyTransform, *, what: str
 
     Args:
         build: The user's function.
-        transform: Names, dtypes and shapes of the features, and the vocabularies' sizes.
-        what: `module:function`, for messages.
+        transform: Has names, dtypes and shapes of the features, and sizes of the vocabularies.
+        what: `module:function` of `build`, for messages.
 
     Raises:
-        ConfigError: It does not return a compiled `keras.Model` with a loss, or it fails.
+        ConfigError: The function fails, or does not return a compiled `keras.Model` with a loss.
     """
     names = {feature.name: _input_name(feature.name) for feature in transform.features}
     features = {
@@ -159,6 +159,6 @@ def _measured(model: keras.Model) -> str:
 
 
 def _input_name(feature: str) -> str:
-    # A slash is the only character that Keras refuses in a layer's name.
+    # Keras refuses a slash in a layer's name, and accepts all other characters.
     name = feature.replace("/", "_")
     return name if name == feature else f"{name}_{feature.encode().hex()[:12]}"

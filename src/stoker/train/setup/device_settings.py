@@ -13,10 +13,10 @@ from stoker.train.config import MemoryConfig, TrainConfig
 
 
 def apply_memory(config: MemoryConfig) -> None:
-    """Configure TensorFlow; must be called before TensorFlow uses its devices.
+    """Set which GPUs and how much of their memory TensorFlow uses; call this before it uses its devices.
 
     Args:
-        config: The user's section.
+        config: The section `train.memory`.
 
     Raises:
         ConfigError: A named GPU does not exist, or TensorFlow has already started with other
@@ -25,8 +25,8 @@ def apply_memory(config: MemoryConfig) -> None:
     try:
         _apply(config)
     except ConfigError:
-        # Without settings, a process in which TensorFlow has started must not fail: its environment
-        # enables memory growth.
+        # Without settings, this must not fail in a process in which TensorFlow has started. The environment
+        # of Stoker's processes already enables memory growth.
         if config != MemoryConfig():
             raise
 
@@ -52,9 +52,9 @@ def _apply(config: MemoryConfig) -> None:
 
 
 def logical_gpus(gpu: Any) -> list[Any]:
-    """Return logical GPUs made by `tf.config.set_logical_device_configuration`.
+    """Return the logical GPUs that `tf.config.set_logical_device_configuration` has created.
 
-    TensorFlow does not allow memory growth on such a GPU.
+    TensorFlow does not allow memory growth on a GPU with logical GPUs.
     """
     return list(tf.config.get_logical_device_configuration(gpu) or [])
 
@@ -72,10 +72,10 @@ def _before_tensorflow_begins(setting: Callable[..., None], *args: Any) -> None:
 
 
 def apply_threads(config: TrainConfig) -> None:
-    """Configure TensorFlow; must be called before it computes anything.
+    """Set TensorFlow's numbers of threads; call this before TensorFlow computes anything.
 
     Args:
-        config: The section `train`; without a setting TensorFlow decides.
+        config: The section `train`; without a setting, TensorFlow decides.
 
     Raises:
         ConfigError: TensorFlow has already started with other numbers.

@@ -38,10 +38,10 @@ from stoker.train.config import TrainConfig
 _LOG = logging.getLogger(__name__)
 
 Feeds = tuple[AnyFeed | ServiceFeed, AnyFeed]
-"""Feeds of the training split and the eval split."""
+"""The feed of the training split, and the feed of the eval split."""
 
 KEPT_SHARE = 0.25
-"""Largest share of the machine's memory for a split's transformed features."""
+"""Maximum share of the machine's memory for the transformed features of a split."""
 
 
 def open_feeds(
@@ -56,18 +56,18 @@ def open_feeds(
     """Open the feeds of the training and the eval split.
 
     Args:
-        dataset: The shards, or the user's own dataset.
+        dataset: The shards, or a user-defined dataset.
         transform: Converts raw columns to features and label.
         config: The section `train`: augmentation and its seed, and how batches are prepared.
-        memory_bytes: Memory of this machine; a part of it may hold transformed features.
-        service: tf.data service whose workers prepare the training batches.
-        work_dir: Folder for the copy of the training split that these workers read.
+        memory_bytes: Memory of this machine; a part of it may store transformed features.
+        service: tf.data service whose workers prepare the training batches; None: this process does.
+        work_dir: Folder for the copy of the training split that the service's workers read.
 
     Raises:
-        ConfigError: A setting does not apply to this data; there is augmentation but the model sees
-            no image; the label is made from an image; or the service is missing or does not support
-            a setting.
-        DataError: A shard is missing, cut or damaged.
+        ConfigError: A setting does not apply to this data; images are augmented but no feature is an
+            image; the label is made from an image; or the service is missing or does not support a
+            setting.
+        DataError: A shard is missing, truncated or damaged.
     """
     _check_feed(config.feed, dataset, transform)
     if isinstance(dataset, OwnDataset):
@@ -76,7 +76,7 @@ def open_feeds(
         )
         return train, held_out
     if isinstance(transform, OwnFeatures):
-        raise RuntimeError("shards come with a transform")
+        raise RuntimeError("a dataset in shards needs a transform")
     local = _local_feeds(dataset, transform, config, int(memory_bytes * KEPT_SHARE))
     if service is None or work_dir is None:
         return local("train"), local("eval")
@@ -93,7 +93,7 @@ def open_feeds(
 def _local_feeds(
     dataset: Dataset, transform: Transform, config: TrainConfig, kept_bytes: int
 ) -> Callable[[str], Feed]:
-    """Return a function that opens the feed of a split in this process."""
+    """Return a function that opens the feed of a split, whose batches this process prepares."""
     images = [column for column in transform.serving_columns if column.dtype == "image"]
     _check(transform, images, config.augment)
     if images:
@@ -123,16 +123,16 @@ def _local_feeds(
 def _check(transform: Transform, images: list[Column], augment: AugmentConfig | None) -> None:
     if augment is not None and not images:
         raise ConfigError(
-            "train.augment needs an image that the model sees",
-            got=Plain("features made of tables only"),
+            "train.augment needs a feature that is an image",
+            got=Plain("features from columns of a table only"),
             fix="Remove train.augment.",
         )
     of_image = [column.name for column in transform.target_columns if column.dtype == "image"]
     if of_image:
         raise ConfigError(
-            "label and sample weight must not be made from an image",
+            "label and sample weight must not be computed from an image",
             got=of_image[0],
-            fix="Write it into a separate column.",
+            fix="Write them into a separate column.",
         )
 
 
@@ -150,8 +150,8 @@ def _check_feed(config: FeedConfig, dataset: AnyDataset, transform: AnyTransform
         if given and not there:
             raise ConfigError(
                 f"{given[0]} needs {needed}",
-                got=Plain("an experiment without"),
-                fix="Remove it.",
+                got=Plain("an experiment without it"),
+                fix=f"Remove {given[0]}.",
             )
 
 
@@ -160,9 +160,9 @@ def _engine(config: FeedConfig) -> Engine:
         return choose_engine(decode_whole, prefer=config.decoder, threads=config.threads)
     except NotBuilt as error:
         raise ConfigError(
-            "train.feed.decoder: native must be built on this machine",
+            "train.feed.decoder: native needs a decoder that is compiled on this machine",
             got=Plain(str(error)),
-            fix="Remove it, and OpenCV decodes; or install a C compiler.",
+            fix="Remove the setting, to decode with OpenCV; or install a C compiler.",
         ) from None
 
 
@@ -177,10 +177,11 @@ def _of_table(transform: Transform) -> Callable[[Raw], Any]:
 def _of_images(
     transform: Transform, images: list[str]
 ) -> tuple[Callable[[Raw], Any], Callable[[Any], Any]]:
-    """Send images to the device as uint8; the step applies the transform to them there.
+    """Return the two parts of the transform of rows with images: on the host, and in the step.
 
-    On the host instead, if the features also need strings, which an accelerator does not support,
-    or lists of varying length, whose tensors have another shape in every batch.
+    Images are sent to the device as uint8, and the step applies the transform to them. The host applies it
+    instead if the features also need strings, which an accelerator does not support, or lists of varying
+    length, whose tensors have another shape in every batch.
     """
     columns = transform.serving_columns
     on_host = any(
@@ -206,32 +207,33 @@ def _of_images(
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _ImageFeeds:
-    """The ways to read one image column of a split."""
+    """The ways to read an image column of a split."""
 
     training: ImageFeed
     evaluation: ImageFeed
     reference: ImageFeed
-    """Uses the exported graph's own decoder."""
+    """Reads images with the exported graph's own decoder."""
 
     @property
     def is_reference(self) -> bool:
-        """Whether validation has no faster decoder."""
+        """Whether validation uses the exported graph's own decoder, because there is no faster one."""
         return self.evaluation is self.reference
 
 
 SplitFeeds = dict[str, _ImageFeeds]
-"""Split -> feeds of an image column."""
+"""Split -> the ways to read an image column of this split."""
 
 
 def _image_feeds(dataset: Dataset, column: Column, config: TrainConfig) -> SplitFeeds:
-    """Return split -> feeds of an image column."""
+    """Return split -> the ways to read an image column of this split."""
     engine = _engine(config.feed)
     splits = {s: ImageSplit(dataset, s, column=column, engine=engine) for s in ("train", "eval")}
     reference = _reference(dataset)
     exact = None if pixels_agree(splits["eval"], reference) else reference
     if exact is not None:
         _LOG.warning(
-            "the fast decoder does not agree with the exported graph on %r, so the graph's is used",
+            "the fast image decoder gives other results than the exported graph for column %r, so the "
+            "graph's own decoder is used",
             column.name,
         )
 
@@ -267,7 +269,7 @@ def _image_rows(
 def _reference_rows(
     dataset: Dataset, transform: Transform, feeds: Mapping[str, SplitFeeds]
 ) -> ImageRows | None:
-    """Return the eval split with the graph's decoder; None if validation has no faster one."""
+    """Return the eval split, read with the graph's own decoder; None if validation already uses that."""
     if all(each["eval"].is_reference for each in feeds.values()):
         return None
     by_graph = {name: each["eval"].reference for name, each in feeds.items()}
@@ -284,19 +286,19 @@ def compare_with_reference(
     batch_size: int,
     tolerance: float = TIE,
 ) -> tuple[AnyFeed, AnswerAgreement | None]:
-    """Compare the model's answers over the eval split with its answers to the graph's pixels.
+    """Compare the model's answers for the eval split with those for images from the graph's own decoder.
 
     Args:
-        held_out: The eval split's feed.
+        held_out: The feed of the eval split.
         answer: Features of a batch -> the model's scores, for `compare_answers`.
-        thresholds: For each of the scores, the threshold of a yes: 0.5, or 0 for logits.
-        batch_size: Rows per batch.
+        thresholds: For each output, the score above which it counts as a yes: 0.5, or 0 for logits.
+        batch_size: Number of rows per batch.
         tolerance: See `compare_answers`.
 
     Returns:
-        The feed that validation must read from now on: the same one, or the reference if an answer
-        differs, so that earlier metrics must be computed again. And the comparison; None if
-        validation has no faster decoder.
+        The feed that validation must use from now on, and the comparison. The feed is the same one, or,
+        if an answer differs, one with the graph's decoder; earlier metrics must then be computed again.
+        The comparison is None if validation has no faster decoder.
 
     Raises:
         DataError: A shard is damaged.

@@ -1,4 +1,4 @@
-"""Checks that all workers are about to train the same."""
+"""Checks that all workers are about to train the same model, with the same data and settings."""
 
 from __future__ import annotations
 
@@ -17,26 +17,27 @@ from stoker.train.setup.strategy import Distribution
 _LOG = logging.getLogger(__name__)
 
 SHOWN_CHARS = 16
-"""Most characters of a value: enough to distinguish two hashes."""
+"""Maximum number of characters of a value in a message: enough to distinguish two hashes."""
 
 NAMED = 2
-"""Most differences in a message: one is enough to start with, and a line is short."""
+"""Maximum number of differences that a message names, so that it fits in a line."""
 
 
 def handshake(distribution: Distribution, identity: Identity) -> None:
-    """Compare what all workers are about to train, before anything else.
+    """Compare the identities of all workers' runs, before anything else.
 
-    The identities are exchanged with the strategy's own all-gather, so this works however the
-    workers were started, and shows that they can reach each other. If all are on this machine, its
-    port is first closed on every network interface but the loopback: TensorFlow listens on all
-    addresses, and any client can run operations.
+    They are exchanged with the strategy's own all-gather. So this works with any launcher, and it shows that
+    the workers can reach each other. If all workers are on this machine, this worker's port is first closed on
+    every network interface but the loopback, because TensorFlow listens on all addresses, and any client can
+    run operations.
 
     Args:
         distribution: The strategy, and this worker's rank.
         identity: The identity of this worker's run; JSON values.
 
     Raises:
-        UserError: On every worker: the difference, the workers, and both values.
+        UserError: The identities differ. It is raised on every worker, and names the differences, the
+            workers and their values.
     """
     if distribution.workers == 1:
         return
@@ -54,13 +55,14 @@ def _keep_to_this_machine(distribution: Distribution) -> None:
             listening_ports(only_loopback=True)
         except PermissionError:
             _LOG.warning(
-                "this kernel lets only root close a worker's port to other machines: it is open"
+                "the port of this worker is open to other machines, because on this kernel only root can "
+                "close it"
             )
 
 
 def _gather(distribution: Distribution, identity: Identity) -> dict[int, Identity]:
     message = json.dumps({"rank": distribution.worker, "identity": identity}, sort_keys=True)
-    # Every kind of collective can send float32, which represents a byte exactly.
+    # Send bytes as float32, which represents them exactly: every kind of collective supports it.
     letters = tf.constant(list(message.encode() + b"\n"), tf.float32)
 
     @tf.function
@@ -71,7 +73,7 @@ def _gather(distribution: Distribution, identity: Identity) -> dict[int, Identit
     received = strategy.experimental_local_results(strategy.run(exchange))[0]
     lines = bytes(received.numpy().astype("uint8")).decode().splitlines()
     parsed = [json.loads(line) for line in lines]
-    # All replicas of a worker send the same.
+    # All replicas of a worker send the same text, so take the first one's.
     return {one["rank"]: one["identity"] for one in parsed}
 
 

@@ -1,7 +1,7 @@
-"""Checks ids and texts against the model's Embedding and lookup layers, before the first step.
+"""Checks before the first step that ids and strings fit the model's Embedding and lookup layers.
 
-An id below 0 is an error on a CPU, a vector of zeros on a GPU and the first row with XLA. A lookup
-layer whose vocabulary has none of the values trains in silence.
+For an id below 0, an Embedding fails on a CPU, returns zeros on a GPU, and returns its first row with XLA. A
+model with a lookup layer whose vocabulary has none of the values trains without any warning.
 """
 
 from __future__ import annotations
@@ -24,20 +24,20 @@ from stoker.data.features.preprocessing.transform import Transform
 from stoker.train.setup.build_model import BuiltModel
 
 UNKNOWN_SHARE = 0.5
-"""Share of a batch's values above which a lookup layer's vocabulary does not fit the data."""
+"""If more than this share of a batch's values are unknown, a lookup layer's vocabulary does not fit the data."""
 
 FEWEST_VALUES = 32
-"""Values of a batch below which that share may be chance, unless none of them is known."""
+"""With fewer values in a batch, a share may be chance, so the layer is reported only if no value is known."""
 
 FEWEST_UNKNOWN = 8
-"""Values below which a batch without a known value may be chance."""
+"""With fewer values in a batch, even no known value may be chance."""
 
 _MAX_ROWS, _MAX_IMAGE_ROWS = 65_536, 256
-"""Most rows of a split in which a value out of vocabulary is searched, without and with images: a row
-of images takes some 100 KB."""
+"""Maximum number of rows of a split that are searched for a value out of vocabulary: without images, and with
+images, of which a row takes about 100 KB."""
 
 _ROWS_PER_READ = 1024
-"""Rows of one read: large against the cost of a call."""
+"""Number of rows per read: enough that the cost of a call does not matter."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -46,14 +46,14 @@ class _Lookup:
 
     layer: str
     column: str | None
-    """The feature that holds these values; None if the model changed them before."""
+    """Name of the feature with these values; None if the model changed the values before this layer."""
 
     values: int
     unknown: int
 
     @property
     def is_misfit(self) -> bool:
-        """Whether the vocabulary has too few of the values for it to be chance."""
+        """Whether so many values are unknown that it cannot be chance."""
         if self.values < FEWEST_VALUES:
             return self.unknown == self.values >= FEWEST_UNKNOWN
         return self.unknown > UNKNOWN_SHARE * self.values
@@ -65,24 +65,24 @@ class _Lookup:
         return Finding.warning(
             "unknown_values",
             f"{share:.0%} of the {of} in the first batch are not in the vocabulary of layer "
-            f"{self.layer!r}, which makes them all one value",
-            fix="Call the layer's adapt on this column of the training data, or give it the values "
-            "as the data has them: case, white space and type (1 is not '1') count.",
+            f"{self.layer!r}, which maps all of them to the same id",
+            fix="Call the layer's adapt on this column of the training data, or give the layer a vocabulary "
+            "with the values as in the data: case, white space and type (1 is not '1') matter.",
         )
 
 
 @contextmanager
 def checked_ids(features: Mapping[str, Any]) -> Iterator[list[Finding]]:
-    """Watch the Embedding and lookup layers that are called eagerly inside the context.
+    """Check the Embedding and lookup layers that are called eagerly in the `with` block.
 
     Args:
-        features: The features of the batch, to name the one that a layer receives.
+        features: The features of the batch, to name the feature that a layer receives.
 
     Yields:
-        A list that holds the warnings when the context ends, one for each lookup layer.
+        A list; after the block, it contains a warning for each lookup layer that does not fit the data.
 
     Raises:
-        ConfigError: An Embedding received an id that it has no row for.
+        ConfigError: An Embedding received an id for which it has no row.
     """
     warnings: list[Finding] = []
     lookups: dict[str, _Lookup] = {}
@@ -94,7 +94,7 @@ def checked_ids(features: Mapping[str, Any]) -> Iterator[list[Finding]]:
         return embed(layer, inputs)
 
     def watched_vectorization(layer: Any, inputs: Any) -> Any:
-        # It calls a StringLookup with the words.
+        # The layer calls a StringLookup with single words; report them as values of this layer.
         vectorizing.append((layer.name, inputs))
         try:
             return vectorize(layer, inputs)
@@ -148,7 +148,7 @@ _FOR_UNKNOWN = (
 
 
 def _looked_up(layer: Any, inputs: Any, *, name: str, column: str | None) -> _Lookup | None:
-    """Count the values that are not in a layer's vocabulary, without masked and empty ones."""
+    """Count a lookup layer's values, and those out of vocabulary; masked and empty values do not count."""
     values = _flat(inputs)
     if values is None or layer.invert:
         return None
@@ -165,7 +165,7 @@ def _looked_up(layer: Any, inputs: Any, *, name: str, column: str | None) -> _Lo
 
 
 def _column_of(tensor: Any, features: Mapping[str, Any]) -> str | None:
-    """Return the feature with the values of a tensor."""
+    """Return the name of the feature that has the same values as a tensor; None if there is none."""
     values = _flat(tensor)
     for name, feature in features.items():
         found = _flat(feature)
@@ -175,7 +175,7 @@ def _column_of(tensor: Any, features: Mapping[str, Any]) -> str | None:
 
 
 def _flat(tensor: Any) -> NDArray[Any] | None:
-    """Return the values of a tensor, without axes; None while a graph is traced."""
+    """Return the values of a tensor as a flat array; None while a graph is traced."""
     if isinstance(tensor, tf.RaggedTensor):
         tensor = tensor.flat_values
     elif isinstance(tensor, tf.SparseTensor):
@@ -193,16 +193,16 @@ def require_embedded_vocabularies(
 ) -> None:
     """Check that no value out of vocabulary reaches an Embedding as a negative id.
 
-    The first batch may have no such value although the data has.
+    The first batch may contain no such value, although the data does.
 
     Args:
         built: The compiled model, in the strategy's scope.
         dataset: The shards.
         transform: Converts raw columns to features.
-        losses: `VocabularyLoss` as JSON values: what was counted over whole splits.
+        losses: `VocabularyLoss` as JSON values, counted over whole splits.
 
     Raises:
-        ConfigError: It does; names the column and its share.
+        ConfigError: Such a value reaches an Embedding; the error names the column and the share of values.
     """
     served = {column.name for column in transform.serving_columns}
     for loss in losses:
@@ -231,7 +231,7 @@ def _has_negative(feature: Any) -> bool:
 def _features_out_of_vocabulary(
     dataset: Dataset, transform: Transform, loss: Mapping[str, Any]
 ) -> dict[str, tf.Tensor] | None:
-    """Return the features of a row that has such a value; None if there is none near the start."""
+    """Return the features of the first row with a value out of vocabulary; None if no early row has one."""
     columns = transform.serving_columns
     own = next(column for column in columns if column.name == loss["column"])
     terms = transform.spec.vocabularies[loss["vocabulary"]].read(transform.root)

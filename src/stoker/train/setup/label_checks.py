@@ -1,7 +1,8 @@
-"""Checks labels against the loss and the last layer, before the first step.
+"""Checks before the first step that the labels fit the loss and the last layer.
 
-A loss does not refuse labels outside its range; it trains to nonsense. The labels are known from
-the whole split (`LabelSummary`), the model's expectations from its compiled loss and last layer.
+A loss does not refuse labels outside its range; the model then learns nonsense. The labels are known from a
+summary of the whole split (`LabelSummary`), and the model's expectations from its compiled loss and last
+layer.
 """
 
 from __future__ import annotations
@@ -21,13 +22,13 @@ from stoker.train.model.keras_model import is_weighted_metric, output_names, ove
 from stoker.train.setup.build_model import BuiltModel
 
 Summaries = Mapping[str, Mapping[str, LabelSummary]]
-"""Split -> output of the model -> label summary."""
+"""Split -> output of the model -> summary of its labels."""
 
 MAJORITY = 0.95
-"""From this share of one class on, always predicting it has a good accuracy."""
+"""If a class has at least this share of the samples, a model that always predicts it has a good accuracy."""
 
 _TOLERANCE = 1e-3
-"""Largest deviation from 1 of a sum of probabilities: float16 rounds by less."""
+"""Maximum deviation from 1 of a sum of probabilities: rounding in float16 is smaller."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -36,16 +37,16 @@ class _Selection:
     """The metric that selects the best epoch."""
 
     class_weight: Mapping[int, float]
-    """Class -> weight."""
+    """Class -> weight of its samples."""
 
     texts: Collection[str]
-    """Outputs of which the label is the ids of texts."""
+    """Outputs whose label consists of the ids of strings."""
 
     is_weighted: bool
     """Whether the monitored metric counts each row by its weight."""
 
     has_sample_weight: bool
-    """Whether rows have weights of their own, which the summaries do not know."""
+    """Whether there are sample weights, which the summaries of labels do not contain."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -55,35 +56,35 @@ class _Case:
     subject: str
     label: LabelSummary
     loss: str
-    """Keras's name of the loss, in snake case."""
+    """Keras's name of the loss, in snake case, e.g. `mean_squared_error`."""
 
     from_logits: bool
     ignores: int | None
-    """A class that the loss ignores."""
+    """The class that the loss ignores; None if it ignores none."""
 
     units: int | None
-    """Values per prediction along the last axis; None if unknown."""
+    """Number of values of a prediction along the last axis; None if unknown."""
 
     rank: int | None
-    """Axes of one answer, 1 for a vector; None if unknown."""
+    """Number of axes of a prediction, e.g. 1 for a vector; None if unknown."""
 
     output: str
-    """The model's output."""
+    """Name of the model's output."""
 
     activation: str | None
     """Activation of the last layer; None if unknown."""
 
     selection: _Selection
-    """How the best epoch is selected, and the weights of the classes."""
+    """Settings that select the best epoch, and weights of the samples."""
 
     @property
     def limits(self) -> tuple[float, float]:
-        """The smallest and the largest label."""
+        """The smallest and the largest label, as text."""
         return (self.label.min or 0.0, self.label.max or 0.0)
 
     @property
     def one_value(self) -> bool:
-        """Whether a row has a single label."""
+        """Whether the label of a row is a single value."""
         return self.label.shape in ((), (1,))
 
     @property
@@ -93,16 +94,16 @@ class _Case:
 
 
 def require_labels_that_fit(found: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Raise an error for labels that the compiled loss cannot learn.
+    """Raise an error if the compiled loss cannot learn the labels.
 
     Args:
-        found: See `findings`.
+        found: The result of `findings`.
 
     Returns:
-        The warnings.
+        The warnings among the findings.
 
     Raises:
-        ConfigError: the first error found.
+        ConfigError: The first error among the findings.
     """
     found = tuple(found)
     for finding in found:
@@ -130,8 +131,8 @@ def findings(
         labels: Summaries of the labels of each split.
         monitor: The metric that selects the best epoch.
         class_weight: Class -> weight.
-        has_sample_weight: Whether rows have weights of their own.
-        texts: Outputs of which the label is the ids of texts.
+        has_sample_weight: Whether there are sample weights.
+        texts: Outputs whose label consists of the ids of strings.
     """
     selection = _Selection(
         monitor=monitor,
@@ -158,7 +159,7 @@ def _cases(
     if not summary.rows or summary.min is None:
         return
     if output == ONLY and len(output_names(built.model)) > 1:
-        # One label for several outputs, each of which has its own loss.
+        # Several outputs share the only label, and each of them has its own loss.
         for each in output_names(built.model):
             yield from _cases(built, each, summary, split=split, selection=selection)
         return
@@ -184,9 +185,9 @@ def _cases(
 
 
 def answers_one_class(built: BuiltModel, output: str) -> bool:
-    """Return whether the model is trained for exactly one class per row.
+    """Return whether the model is trained to predict exactly one class per row.
 
-    The loss decides; for a loss that is not Keras's, a softmax in the last layer.
+    The loss decides; for a loss that is not Keras's, whether the last layer has a softmax.
     """
     losses = built.losses(output)
     found = [_keras_loss(loss) for loss in losses]
@@ -216,8 +217,8 @@ def _check_case(case: _Case, *, train: bool) -> Iterator[Finding]:
     if case.rank is not None and case.rank > 1:
         yield Finding.warning(
             "not_evaluated",
-            f"the model returns values with {case.rank} axes per row: training works, but `evaluate` "
-            "rejects it",
+            f"the model's output has {case.rank} axes per row: training works, but `stoker evaluate` "
+            "rejects the model",
             "Stop after `stoker train`, or reduce the output to one answer per row.",
         )
     rule = _RULES.get(case.loss)
@@ -244,14 +245,14 @@ def _balance(case: _Case) -> Iterator[Finding]:
     if monitor.endswith("accuracy") and watched and share >= MAJORITY:
         yield Finding.warning(
             "imbalanced",
-            f"{share:.1%} of {case.subject} is {value}, and train.monitor is {monitor}: always "
-            f"answering {value} has that accuracy",
-            "Choose the best epoch by val_loss or by the AUC.",
+            f"{share:.1%} of {case.subject} is {value}, and train.monitor is {monitor}: a model that always "
+            f"answers {value} has this accuracy",
+            "Set train.monitor to val_loss, or to the AUC.",
         )
 
 
 def _weighted(counts: Mapping[str, int], selection: _Selection) -> dict[str, float]:
-    """Return what each value counts in the monitored metric; empty if that is unknown."""
+    """Return value -> its count, weighted as in the monitored metric; empty if the weights are unknown."""
     if not selection.is_weighted:
         return {value: float(count) for value, count in counts.items()}
     if selection.has_sample_weight:
@@ -271,7 +272,7 @@ def _one_label(case: _Case, so: str) -> Iterator[Finding]:
 
 
 def _zeros_and_ones(label: LabelSummary) -> dict[str, int]:
-    """Return the counts of both values over all labels."""
+    """Return how often 0 and 1 occur in all labels of a multi-hot label; empty for other labels."""
     if label.ones is None or not label.multi_hot:
         return {}
     return {"0": label.rows * len(label.ones) - sum(label.ones), "1": sum(label.ones)}
@@ -294,9 +295,9 @@ def _class_weights(case: _Case) -> Iterator[Finding]:
     if weights and case.label.multi_hot:
         yield Finding.error(
             "class_weight",
-            f"train.class_weight needs one class a row, and rows of {case.subject} have "
-            f"{case.label.least_sum:g} to {case.label.most_sum:g}",
-            "Weight rows by train.sample_weight, or labels in a loss of your own.",
+            f"train.class_weight needs one class per row, but rows of {case.subject} have "
+            f"{case.label.least_sum:g} to {case.label.most_sum:g} classes",
+            "Weight rows with train.sample_weight, or weight labels in a user-defined loss.",
         )
     counts = case.label.counts
     unknown = [key for key in weights if counts and str(key) not in counts]
@@ -310,10 +311,10 @@ def _class_weights(case: _Case) -> Iterator[Finding]:
 
 
 MIN_ROWS_JUDGED = 30
-"""Rows below which it may be chance that eval has a single class, or that a label is never set."""
+"""With fewer rows, it may be chance that the eval split has a single class, or that a label is never set."""
 
 _SHOWN = 5
-"""Most values in one message."""
+"""Maximum number of values in a message."""
 
 
 def _binary(case: _Case) -> Iterator[Finding]:
@@ -341,9 +342,9 @@ def _binary(case: _Case) -> Iterator[Finding]:
     elif case.activation == "softmax" and case.label.multi_hot:
         yield Finding.warning(
             "several_labels",
-            f"the outputs of softmax add up to 1, and rows of {case.subject} have "
+            f"the outputs of softmax add up to 1, but rows of {case.subject} have "
             f"{case.label.least_sum:g} to {case.label.most_sum:g} classes",
-            "For several classes at once use activation='sigmoid'.",
+            "Use activation='sigmoid' if a row may have several classes.",
         )
     yield from _activations(case, "sigmoid")
 
@@ -375,8 +376,8 @@ def _sparse(case: _Case) -> Iterator[Finding]:
     if units is not None and units > 1 and one_hot:
         yield Finding.error(
             "label_shape",
-            f"{case.loss} takes one class id a row: {case.subject} has {units} values a row",
-            'Use loss="categorical_crossentropy", or give the class id.',
+            f"{case.loss} needs one class id per row: {case.subject} has {units} values per row",
+            'Use loss="categorical_crossentropy", or class ids as labels.',
         )
     elif units == 1:
         yield Finding.error(
@@ -414,7 +415,7 @@ def _categorical(case: _Case) -> Iterator[Finding]:
     if case.one_value and case.rank == 1 and case.units is not None and case.units > 1:
         yield Finding.error(
             "label_shape",
-            f"{case.loss} takes one value for each class: {case.subject} has one value a row",
+            f"{case.loss} needs one value for each class: {case.subject} has one value per row",
             'Use loss="sparse_categorical_crossentropy", or tf.one_hot in preprocessing_fn.',
         )
     elif least < 0 or most > 1:
@@ -426,10 +427,10 @@ def _categorical(case: _Case) -> Iterator[Finding]:
     elif not _adds_up(case.label):
         yield Finding.warning(
             "label_sum",
-            f"{case.loss} needs rows that add up to 1: those of {case.subject} add up to "
+            f"{case.loss} needs labels that add up to 1 in each row: rows of {case.subject} add up to "
             f"{case.label.least_sum:g} to {case.label.most_sum:g}"
-            + (", and `evaluate` refuses them" if case.label.multi_hot else ""),
-            "For several classes at once use sigmoid and binary_crossentropy.",
+            + (", and `stoker evaluate` refuses them" if case.label.multi_hot else ""),
+            "Use sigmoid and binary_crossentropy if a row may have several classes.",
         )
     yield from _activations(case, "softmax")
 
@@ -441,7 +442,7 @@ def _adds_up(label: LabelSummary) -> bool:
 
 
 def _activations(case: _Case, wanted: str) -> Iterator[Finding]:
-    """Whether the last layer outputs what the loss expects: probabilities or logits."""
+    """Check that the last layer outputs what the loss expects: probabilities or logits."""
     if case.activation is None:
         return
     if case.from_logits and case.activation in ("sigmoid", "softmax"):
@@ -480,7 +481,7 @@ def _not_negative(case: _Case) -> Iterator[Finding]:
 
 
 def _numbers(case: _Case) -> Iterator[Finding]:
-    """A loss for numbers: only shapes that broadcasting would hide are refused."""
+    """Check a loss for numbers: refuse only shapes whose difference broadcasting would hide."""
     least, most = case.limits
     width = case.label.shape[-1] if case.label.shape else 1
     known = case.rank == 1 and len(case.label.shape) <= 1 and case.units is not None
@@ -496,14 +497,14 @@ def _numbers(case: _Case) -> Iterator[Finding]:
     if least < low or most > high:
         yield Finding.warning(
             "label_range",
-            f"{case.activation} in the last layer gives values from {low:g} to {high:g}: {case.range_text}",
+            f"{case.activation} in the last layer outputs values from {low:g} to {high:g}: {case.range_text}",
             "Use a linear last layer, or scale the label.",
         )
     yield from _no_quantity(case)
 
 
 def _no_quantity(case: _Case) -> Iterator[Finding]:
-    """Labels whose distance or ratio, which the loss computes, means nothing."""
+    """Check for labels whose differences or ratios, which the loss computes, have no meaning."""
     most = case.limits[1]
     if case.output in case.selection.texts and case.one_value and most > 1:
         yield Finding.warning(
@@ -515,7 +516,7 @@ def _no_quantity(case: _Case) -> Iterator[Finding]:
     if case.loss == "mean_absolute_percentage_error" and zeros:
         yield Finding.warning(
             "label_zero",
-            f"{case.loss} divides by the label, and {case.subject} is 0 in {zeros:,} rows",
+            f"{case.loss} divides by the label, but {case.subject} is 0 in {zeros:,} rows",
             'Use "mae" or "mse".',
         )
 
@@ -527,7 +528,7 @@ _VALUE_RANGES = {
     "relu": (0.0, float("inf")),
     "softplus": (0.0, float("inf")),
 }
-"""Activation -> range of its values."""
+"""Activation -> minimum and maximum of its values."""
 
 _RULES: dict[str, Callable[[_Case], Iterator[Finding]]] = {
     **dict.fromkeys(("binary_crossentropy", "binary_focal_crossentropy"), _binary),
@@ -546,11 +547,11 @@ _RULES: dict[str, Callable[[_Case], Iterator[Finding]]] = {
         _numbers,
     ),
 }
-"""Keras's loss -> check."""
+"""Name of one of Keras's losses -> the function that checks its labels."""
 
 
 def _keras_loss(loss: Any) -> Any:
-    """The loss's object or function; None if Keras does not know it."""
+    """Return the object or function of a loss; None if Keras does not know its name."""
     try:
         return keras.losses.get(loss)
     except (ValueError, TypeError):
@@ -558,7 +559,7 @@ def _keras_loss(loss: Any) -> Any:
 
 
 def _builtin_name(loss: Any) -> str | None:
-    """The loss's name in snake case; None if it is not Keras's own."""
+    """Return the name of one of Keras's own losses in snake case; None for other losses."""
     found = _keras_loss(loss)
     kind = found if callable(found) and hasattr(found, "__name__") else type(found)
     if not is_kerass_loss(kind):
@@ -567,11 +568,11 @@ def _builtin_name(loss: Any) -> str | None:
 
 
 _WORDS = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
-"""Boundary between the words of a class name."""
+"""Matches the boundary between two words of a class name."""
 
 
 def _symbolic(model: keras.Model, output: str) -> Any:
-    """The symbolic output of a functional model; None if unknown."""
+    """Return the symbolic output of a functional model; None if unknown."""
     names = output_names(model)
     if not names:
         return None
@@ -580,13 +581,13 @@ def _symbolic(model: keras.Model, output: str) -> Any:
 
 
 def _units(tensor: Any) -> int | None:
-    """Values per prediction; for a rank above 2 (an image, a sequence), those of the last axis."""
+    """Return the number of values of a prediction along its last axis; None if unknown."""
     rank = len(tensor.shape)
     return 1 if rank == 1 else tensor.shape[-1]
 
 
 def _activation(tensor: Any) -> str | None:
-    """The activation of the layer that made an output, if it is one of Keras's."""
+    """Return the activation of the layer that computes an output; None if it is not one of Keras's."""
     layer = layer_of(tensor)
     if isinstance(layer, keras.layers.Softmax):
         return "softmax" if layer.axis in (-1, len(tensor.shape) - 1) else None

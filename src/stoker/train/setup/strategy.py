@@ -1,4 +1,4 @@
-"""The devices that share a step: tf.distribute's strategies, by name."""
+"""Creates the strategies of tf.distribute, by name: the devices that share a step."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ from stoker.train.setup.device_settings import apply_memory, apply_threads, logi
 _LOG = logging.getLogger(__name__)
 
 TPU_UNTESTED = "train.strategy: tpu is written to TensorFlow's documented interface and was not run on hardware"
-"""Warning to users of a TPU."""
+"""Warning for users of a TPU."""
 
 PACKS_WITHOUT_EFFECT = (
     "train.reduction_bytes_per_pack is without effect: one replica sends no gradients"
 )
-"""Warning if it is set and there is only one replica."""
+"""Warning if train.reduction_bytes_per_pack is set but there is only one replica."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Distribution:
-    """A strategy, and this process's rank in it."""
+    """A strategy, and the rank of this process in it."""
 
     name: StrategyName
-    """The name in the settings."""
+    """Name of the strategy in the settings."""
 
     strategy: tf.distribute.Strategy
-    """TensorFlow's object; its default strategy for one device."""
+    """TensorFlow's strategy; for one device, its default strategy."""
 
     replicas: int = 1
-    """Copies of the model, over all workers."""
+    """Number of copies of the model, over all workers."""
 
     worker: int = 0
     """Rank of this process."""
@@ -52,24 +52,24 @@ class Distribution:
 
     @property
     def local_replicas(self) -> int:
-        """Copies of the model in this process."""
+        """Number of copies of the model in this process."""
         return self.replicas // self.workers
 
     @property
     def shares_batches(self) -> bool:
-        """Whether replicas get shares of a batch, and gradients are summed over them."""
+        """Whether each replica gets a share of a batch, and gradients are summed over the replicas."""
         return self.replicas > 1 or self.takes_whole_batches
 
     @property
     def takes_whole_batches(self) -> bool:
         """Whether the strategy gives each replica a fixed number of rows, as a TPU requires.
 
-        Otherwise all replicas get the element, and each cuts out its share, of any size.
+        With other strategies, all replicas get the whole element, and each cuts out its share, of any size.
         """
         return self.name == "tpu"
 
     def spread(self, batches: tf.data.Dataset[Any]) -> Any:
-        """Return the training batches for the compiled step."""
+        """Return the training batches in the form that the compiled step needs."""
         if not self.takes_whole_batches:
             return batches
         return self.strategy.experimental_distribute_dataset(batches)
@@ -78,16 +78,15 @@ class Distribution:
 def make_distribution(
     name: StrategyName, *, replicas: int, reduction_bytes_per_pack: int = 0
 ) -> Distribution:
-    """Create a strategy; for several workers before any other TensorFlow operation.
+    """Create a strategy; with several workers, call this before any other TensorFlow operation.
 
     Args:
-        name: Name of the strategy. Several workers find each other by `TF_CONFIG`.
-        replicas: Copies of the model in this process, one per GPU, or the number of a TPU's cores.
-            Without GPUs, the CPU is split into as many logical devices, to try a strategy on a
-            laptop.
-        reduction_bytes_per_pack: Minimum bytes per pack of gradients; 0: all in one. Stoker's own
-            step sets this itself; here it applies to gradients of a user's `train_step` between
-            workers.
+        name: Name of the strategy. Several workers find each other through `TF_CONFIG`.
+        replicas: Number of copies of the model in this process: one per GPU, or one per core of a TPU.
+            Without GPUs, the CPU is split into this many logical devices, to try a strategy on a laptop.
+        reduction_bytes_per_pack: Minimum size of a pack of gradients, bytes; 0: a single pack. It applies
+            to the gradients of a user-defined `train_step` between workers; Stoker's own step sets the
+            size itself.
 
     Raises:
         ConfigError: The devices do not exist, or TensorFlow already uses them.
@@ -99,10 +98,10 @@ def make_distribution(
 
 
 def in_packs(size_bytes: int) -> tf.distribute.experimental.CommunicationOptions:
-    """Return how tensors are sent when they are reduced together.
+    """Return the options for a reduction that sends tensors in packs.
 
     Args:
-        size_bytes: Minimum size of a pack; 0: all in one.
+        size_bytes: Minimum size of a pack, bytes; 0: a single pack.
     """
     return tf.distribute.experimental.CommunicationOptions(bytes_per_pack=size_bytes)
 
@@ -127,7 +126,7 @@ def _make(
 def claim_devices(config: TrainConfig) -> None:
     """Configure TensorFlow's devices before a stage uses them.
 
-    If it is too late for a setting, training itself reports an error.
+    If TensorFlow has started and a setting can no longer be applied, training itself reports this later.
 
     Args:
         config: The section `train`: memory, threads and the number of replicas.
@@ -149,7 +148,7 @@ def one_device() -> Distribution:
 
 def _mirrored(replicas: int) -> Distribution:
     devices = _local_devices(replicas)
-    # TensorFlow's own choice: NCCL with GPUs, a ring between logical CPU devices.
+    # TensorFlow chooses the reduction: NCCL with GPUs, a ring between logical CPU devices.
     return Distribution(
         name="mirrored",
         strategy=tf.distribute.MirroredStrategy(devices=devices),
@@ -201,7 +200,7 @@ def _multi_worker(
         strategy = tf.distribute.MultiWorkerMirroredStrategy(communication_options=options)
     except (RuntimeError, ValueError, tf.errors.OpError) as error:
         raise ConfigError(
-            "workers must find each other by TF_CONFIG before TensorFlow is used",
+            "workers must connect to each other through TF_CONFIG before TensorFlow is used",
             got=Plain(first_line(error)),
             fix="`stoker train --workers N` starts them; see docs/how-to/multi-worker.md.",
         ) from error
@@ -217,7 +216,7 @@ def _multi_worker(
 
 
 def _rank(resolver: Any) -> int:
-    """Return the rank: a chief is 0, followed by the workers."""
+    """Return the rank of this process: a chief has rank 0, followed by the workers."""
     if not resolver.task_type:
         return 0
     chiefs = len(resolver.cluster_spec().as_dict().get("chief", []))
@@ -233,7 +232,7 @@ def _tpu(
     initialize: Callable[[Any], Any] = tf.tpu.experimental.initialize_tpu_system,
     make_strategy: Callable[[Any], Any] = tf.distribute.TPUStrategy,
 ) -> Distribution:
-    """Connect as in TensorFlow's guide; not run on hardware.
+    """Connect to a TPU as in TensorFlow's guide; this was not run on hardware.
 
     Source: tensorflow.org/guide/tpu, "TPU initialization".
     """

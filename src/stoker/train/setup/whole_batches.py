@@ -1,9 +1,9 @@
-"""Batches of one fixed size, as XLA needs for a TPU.
+"""Batches of a fixed size, which XLA needs for a TPU.
 
-Training drops the rows of an epoch that do not fill a step: BatchNorm would see padding. The order,
-and so the dropped rows, change in each epoch. Validation drops none: rows that cannot be divided by
-the number of replicas are evaluated with one row per replica. Padding with rows of weight zero
-would not work, because Keras applies no weights to a model's `metrics`.
+Training drops the rows of an epoch that do not fill a step, because with padding, BatchNorm would see wrong
+rows. The order, and so the dropped rows, change in each epoch. Validation drops no rows: rows that cannot be
+divided evenly among the replicas are evaluated with one row per replica. Padding with rows of weight zero
+would not work, because Keras does not apply weights to a model's `metrics`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _LOG = logging.getLogger(__name__)
 class WholeFeed:
     """A training feed whose elements are batches of whole steps, prepared on the host.
 
-    Strings, lookups and rows in memory stay there; the step gets numbers of known shapes only.
+    Strings and lookups stay on the host; the step gets only numbers of known shapes.
     """
 
     whole_calls = False
@@ -42,20 +42,20 @@ class WholeFeed:
         self._feed = feed
 
     def rows_at(self, epoch: int, first: int, last: int, *, seed: int) -> Sequence[int]:
-        """Return the rows of the split at [first, last) of an epoch's order."""
+        """Return the rows of the split at the positions [first, last) of an epoch's order."""
         return self._feed.rows_at(epoch, first, last, seed=seed)
 
     def steps(self, batch_size: int) -> int:
-        """Return the whole steps of an epoch."""
+        """Return the number of whole steps of an epoch."""
         return self.rows // batch_size
 
     @contextmanager
     def shuffled(self, calls: Calls) -> Iterator[tf.data.Dataset[Any]]:
-        """Batches of the steps of some calls, for as long as the context is open.
+        """Yield a dataset with a batch for each step of some calls; it is valid in the `with` block.
 
         Raises:
             ConfigError: A feature or the label has a dimension of variable length.
-            DataError: A shard was changed, cut or damaged; names it.
+            DataError: A shard was changed, truncated or damaged; the error names it.
         """
 
         # AutoGraph would raise its own error instead of Stoker's.
@@ -69,18 +69,18 @@ class WholeFeed:
             yield mapped(elements, steps_of).unbatch().prefetch(PREFETCHED)
 
     def load(self, element: Any) -> Any:
-        """Return the element, which is a batch already."""
+        """Return the element itself, which is already a batch."""
         return as_it_is(element)
 
 
 def whole_steps(feed: AnyFeed | ServiceFeed, resolved: ResolvedTraining) -> WholeFeed:
-    """Wrap a feed for a TPU; logs the rows that an epoch drops."""
+    """Wrap a feed for a TPU; a log message says how many rows an epoch drops."""
     if not isinstance(feed, Feed):
         raise RuntimeError("a TPU supports batches of the local feed only")
     left_out = feed.rows % resolved.global_batch
     if left_out:
         _LOG.warning(
-            "an epoch drops %d of %d rows, different ones in each: a TPU takes whole steps of %d only",
+            "each epoch drops %d of %d rows, never the same ones: a TPU needs whole steps of %d rows",
             left_out,
             feed.rows,
             resolved.global_batch,
@@ -89,32 +89,32 @@ def whole_steps(feed: AnyFeed | ServiceFeed, resolved: ResolvedTraining) -> Whol
 
 
 def _in_steps(tensor: tf.Tensor, steps: tf.Tensor, calls: Calls) -> tf.Tensor:
-    """[rows, ...] -> [steps, rows of a step, ...], without the rows that do not fill a step."""
+    """Reshape [rows, ...] to [steps, rows of a step, ...]; drop the rows that do not fill a step."""
     if not tensor.shape[1:].is_fully_defined():
         raise ConfigError(
             "train.strategy: tpu needs features and labels of fixed shapes",
             got=Plain(f"a batch of shape {tensor.shape}"),
-            fix="Pad or cut them to one length in preprocessing_fn.",
+            fix="Pad or cut them to the same length in preprocessing_fn.",
         )
     whole = tensor[: steps * calls.batch_size]
     return tf.reshape(whole, [steps, calls.batch_size, *tensor.shape[1:]])
 
 
 Share = tuple[Any, Any]
-"""Each replica's rows of a batch, and whether they are its own; other rows do not count."""
+"""Each replica's rows of a batch, and whether they belong to it; if not, they must not count."""
 
 
 def share(
     batch: Any, strategy: tf.distribute.Strategy, *, first: int, rows: int, count: int
 ) -> Share:
-    """Give each replica equally many rows of a batch, one replica after the other.
+    """Give each replica equally many consecutive rows of a batch.
 
     Args:
-        batch: Tensors [count, ...], nested.
+        batch: Nested tensors [count, ...].
         strategy: The strategy of the replicas.
         first: First row of the first replica.
-        rows: Rows per replica.
-        count: Rows of the batch; a replica without remaining rows gets the last ones.
+        rows: Number of rows per replica.
+        count: Number of rows of the batch; a replica for which no rows are left gets the last rows.
     """
 
     def of_replica(context: tf.distribute.experimental.ValueContext) -> Share:
@@ -128,11 +128,11 @@ def share(
 
 
 def shares(batch: Any, strategy: tf.distribute.Strategy) -> Iterator[Share]:
-    """Divide a batch of any number of rows into shares of equal size; each row counts once.
+    """Divide a batch of any number of rows into shares; in a share, all replicas have equally many rows.
 
     Yields:
-        At most two shares: one with as many rows as all replicas can have, and one with one row
-        each.
+        At most two shares: one with as many rows as possible for every replica, and one with the remaining
+        rows, a single row per replica. Each row counts once.
     """
     count, replicas = int(tf.nest.flatten(batch)[0].shape[0]), strategy.num_replicas_in_sync
     rows, rest = divmod(count, replicas)
@@ -143,7 +143,7 @@ def shares(batch: Any, strategy: tf.distribute.Strategy) -> Iterator[Share]:
 
 
 def first_share(element: Any, distribution: Distribution) -> Any:
-    """Return the element of a step for the compiled step; see `Distribution.spread`."""
+    """Convert an element to the form that the compiled step needs; see `Distribution.spread`."""
     if not distribution.takes_whole_batches:
         return element
     part, _ = next(shares(element, distribution.strategy))

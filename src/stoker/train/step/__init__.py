@@ -1,1 +1,1 @@
-"""One training step, and many in one call: traced, compiled, in alternative forms."""
+"""A training step, and calls of many steps: traced, compiled, in different forms."""

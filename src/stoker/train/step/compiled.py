@@ -46,22 +46,22 @@ from stoker.train.step.step_totals import StepTotals
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Resident:
-    """The compiled step on a batch in memory."""
+    """The compiled step on a batch in memory, which is the same for all steps."""
 
     take: Callable[[int], None]
     """Runs this many steps, and returns when they have ended."""
 
     state: TrainingState
-    """Every variable that they change."""
+    """All variables that the steps change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class StepSource:
-    """The feed of a run's steps, and what its first element says about all of them."""
+    """The feed of a run's steps, and what its first element shows about all elements."""
 
     feed: TrainFeed
     load: Callable[[Any], Any]
-    """Element of the feed -> batch as the model's loss takes it."""
+    """Converts an element of the feed to a batch in the form that the model's loss needs."""
 
     sample: Any
     """The element of the run's first step."""
@@ -73,20 +73,20 @@ class StepSource:
     """Whether all samples have the same shapes; the number of rows may differ."""
 
     max_steps_per_program: int
-    """Steps that may form one program, if XLA compiles the whole step."""
+    """Maximum number of steps in a program, if XLA compiles the whole step."""
 
     rows_per_step: float
-    """Rows of a full step on this worker."""
+    """Number of rows of a full step on this worker."""
 
     @property
     def rows_of_steps(self) -> list[int]:
-        """Rows of a full step, and of an epoch's last step if that is shorter."""
+        """Numbers of rows of a full step, and of an epoch's last step if it is shorter."""
         full = int(self.rows_per_step)
         short = 0 if isinstance(self.feed, OwnFeed | WholeFeed) else self.feed.rows % full
         return [full, short] if short else [full]
 
     def elements_to_compile(self) -> list[Any]:
-        """An element for each number of rows that a step in this run can have."""
+        """Return an element for each number of rows that a step of this run can have."""
         return [
             tf.nest.map_structure(lambda tensor, rows=rows: tensor[:rows], self.sample)
             for rows in self.rows_of_steps
@@ -101,7 +101,7 @@ def open_step_source(setup: RunSetup, feed: TrainFeed, position: Position) -> St
         feed: The training split.
         position: The position of the run.
     """
-    # The first element of the run, whatever its position: at the end no other is left.
+    # Read the first element of the run, at any position: at the end of a run no later element is left.
     with feed.shuffled(_calls(setup, feed, replace(position, step=0))) as batches:
         element = next(iter(batches))
         fixed = _has_fixed_shapes(batches, first=1 if feed.whole_calls else 0)
@@ -111,7 +111,7 @@ def open_step_source(setup: RunSetup, feed: TrainFeed, position: Position) -> St
     load = adapt_load(feed.load, setup.built.model, class_weight=setup.config.class_weight)
     first = load(element)
     rows = float(tf.shape(tf.nest.flatten(first)[0])[0])
-    # Several steps form one program only if full batches with known shapes follow each other.
+    # Several steps can form a program only if all their batches are full and have known shapes.
     groups = fixed and rows == position.batch_size
     per_call = setup.resolved.steps_per_call
     return StepSource(
@@ -139,10 +139,10 @@ def build_step(
 
     Args:
         setup: The run.
-        source: The input of its steps.
-        position: Batch size, passes and steps per program, as decided so far.
-        average: Moving average of the weights.
-        defers_finite_check: Update without checking every gradient first.
+        source: The input of the run's steps.
+        position: Its batch size, passes and steps per program are used, as decided so far.
+        average: Moving average of the weights; None: no average.
+        defers_finite_check: Whether weights are updated without a check of every gradient before.
     """
     settings = StepSettings(
         batch_size=position.batch_size,
@@ -177,7 +177,7 @@ def _make_program(setup: RunSetup, source: StepSource, settings: StepSettings) -
 
 @dataclass(frozen=True, kw_only=True)
 class CompiledStep:
-    """The step of a run in one compiled form; `build_step` makes another one."""
+    """The step of a run in a compiled form; `build_step` creates such a form."""
 
     setup: RunSetup
     source: StepSource
@@ -190,9 +190,9 @@ class CompiledStep:
         return self.setup.resolved
 
     def trace_for_xla(self, step_input: StepInput) -> Program:
-        """Trace the same step for XLA without compiling it; this step stays in use.
+        """Trace the same step for XLA without compiling it; this form of the step stays in use.
 
-        Both update the same variables.
+        Both forms update the same variables.
 
         Args:
             step_input: The run's input.
@@ -206,10 +206,10 @@ class CompiledStep:
         return program
 
     def with_program(self, program: Program) -> CompiledStep:
-        """Return this step with another program, and configure the model's kernels for it.
+        """Return this step with another program, and configure the model's kernels for the program.
 
         Args:
-            program: From `trace_for_xla`, compiled.
+            program: The result of `trace_for_xla`, compiled.
         """
         program.compiled_rows.update(self.source.rows_of_steps)
         self._suit_kernels(xla=program.xla)
@@ -226,30 +226,30 @@ class CompiledStep:
 
     @property
     def why_xla_is_impossible(self) -> str:
-        """Why XLA cannot be tried while the run trains; empty if it can."""
+        """Why XLA cannot be tried while the run trains; empty if XLA can be tried."""
         if self.setup.distribution.replicas > 1:
             return "several replicas train"
         if has_custom_train_step(self.setup.built.model):
             return "the model has a train_step of its own"
-        # Any other shape would be compiled while the device waits.
+        # If shapes were not known before, XLA would compile a new shape while the device waits.
         source = self.source
         known = source.fixed if isinstance(source.feed, OwnFeed) else source.fixed_samples
         return "" if known else "batches differ in shape"
 
     @property
     def max_steps_per_program(self) -> int:
-        """Steps that may form one program."""
+        """Maximum number of steps in a program."""
         step = self.program.step
         groups = isinstance(step, OneProgram) and step.groups
         return self.source.max_steps_per_program if groups else 1
 
     @contextmanager
     def showing_compilation(self, report: Callable[[str], None], *, ends: bool) -> Iterator[None]:
-        """Context of a call: shows that XLA compiles, if it has to compile first.
+        """Return a context for a call that shows a line while XLA compiles, if the call needs this.
 
         Args:
-            report: Takes the line.
-            ends: Whether the call ends an epoch; the last step may have fewer rows.
+            report: Called with the line.
+            ends: Whether the call ends an epoch, whose last step may have fewer rows.
         """
         program = self.program
         wanted = self.source.rows_of_steps if ends else self.source.rows_of_steps[:1]
@@ -273,15 +273,15 @@ class CompiledStep:
         ends: bool,
         program: Program | None = None,
     ) -> StepTotals:
-        """Run some steps; see `make_multi_step`. The rest of the input is kept in `step_input`.
+        """Run some steps; see `make_multi_step`. Unused input is kept in `step_input`.
 
         Args:
-            step_input: From `step_input`.
+            step_input: The result of the method `step_input`.
             steps: Number of steps, at least one.
             check: As in `make_multi_step`.
-            ends: Whether an epoch ends with these steps. Then nothing beyond is read: another pass
-                may start slowly, or not be needed.
-            program: A form of the step other than the current one.
+            ends: Whether an epoch ends with these steps. Then no later input is read, because the next
+                pass may start slowly, or may not be needed.
+            program: The form of the step to use; None: the current one.
         """
         program = program or self.program
         if not step_input.ahead:
@@ -296,7 +296,7 @@ class CompiledStep:
     def _run_to_epoch_end(
         self, program: Program, step_input: StepInput, steps: int, *, check: bool
     ) -> StepTotals:
-        """Like `run`, but the last step prefetches a placeholder."""
+        """Run the steps up to the end of an epoch: the last step prefetches a placeholder, not real input."""
         before = None
         if steps > 1:
             before = program.call(step_input, step_input.iterator, steps - 1, check=False)
@@ -311,7 +311,7 @@ class CompiledStep:
         return placeholder_input(self.source.sample)
 
     def measure_ceiling(self, state: TrainingState, *, seconds: float) -> Ceiling:
-        """Time steps on a resident batch, for about this many seconds, and restore the model."""
+        """Measure the time of steps on a resident batch for about this many seconds; restore the model."""
         distribution = self.setup.distribution
         sample = first_share(self.source.sample, distribution)
         steps = FIXED_STEPS if distribution.workers > 1 else None
@@ -322,16 +322,16 @@ class CompiledStep:
 
     @property
     def may_trace_meanwhile(self) -> bool:
-        """Whether one thread may trace the step while another runs its first call.
+        """Whether a thread may trace the resident step while another thread runs the first call.
 
-        On a GPU that call mostly waits for cuDNN's search for algorithms, and a trace between two
-        calls would keep the device idle. On a CPU both need the same cores.
+        On a GPU, the first call mostly waits for cuDNN's search for algorithms, and a later trace between
+        two calls would keep the device idle. On a CPU, both threads would need the same cores.
         """
         on_gpu = bool(tf.config.list_logical_devices("GPU"))
         return on_gpu and self.setup.distribution.replicas == 1
 
     def trace_resident(self) -> None:
-        """Trace what `measure_ceiling` runs; nothing is computed."""
+        """Trace the function that `measure_ceiling` runs; nothing is computed."""
         function: Any = self._run_resident
         with self.setup.distribution.strategy.scope():
             function.get_concrete_function()
@@ -351,7 +351,7 @@ class CompiledStep:
     @cached_property
     def _run_resident(self) -> RunResident:
         sample = first_share(self.source.sample, self.setup.distribution)
-        # If an element holds the rows of a call, the rows of a step are known only when it runs.
+        # If an element contains the rows of a whole call, the rows of a step are known only at run time.
         fixed = self.source.fixed and not self.source.feed.whole_calls
         return make_run_resident(self.program.step, sample, fixed=fixed)
 
@@ -379,7 +379,7 @@ def _calls(setup: RunSetup, feed: TrainFeed, position: Position) -> Calls:
     per_call, size = setup.resolved.steps_per_call, setup.resolved.global_batch
     per_epoch = -(-position.per_epoch // per_call)
     return Calls(
-        # A step of a user's own dataset is one of its batches, whatever its size.
+        # A step of a user-defined dataset is one batch of the dataset, of any size.
         rows=position.per_epoch * size if isinstance(feed, OwnFeed | WholeFeed) else feed.rows,
         batch_size=size,
         steps_per_call=per_call,
@@ -396,7 +396,7 @@ def _calls(setup: RunSetup, feed: TrainFeed, position: Position) -> Calls:
 
 
 def _has_fixed_shapes(elements: tf.data.Dataset[Any], *, first: int) -> bool:
-    """Whether all batches have the shapes of the first one, apart from the axes before `first`."""
+    """Whether all batches have the same shapes; axes before the axis `first` may differ."""
     return all(
         isinstance(spec, tf.TensorSpec) and spec.shape[first:].is_fully_defined()
         for spec in tf.nest.flatten(elements.element_spec)
@@ -404,26 +404,26 @@ def _has_fixed_shapes(elements: tf.data.Dataset[Any], *, first: int) -> bool:
 
 
 SILENT_S = 2.0
-"""Shorter compilations are not shown."""
+"""A compilation is shown only after this time, seconds."""
 
 EVERY_S = 1.0
-"""Interval between two updates of the line."""
+"""Interval between two updates of the line, seconds."""
 
 PUBLISH_EVERY_S = 10.0
-"""Interval between two publications of what XLA has tuned so far: on a GPU a compilation can take
-minutes, and a process that is killed in it would lose all of that."""
+"""Interval at which results of XLA's autotuning are published to other processes, seconds: on a GPU, a
+compilation can take minutes, and a process that is killed during it would otherwise lose all results."""
 
 
 @contextmanager
 def show_compilation(report: Callable[[str], None], what: str) -> Iterator[None]:
-    """Show what is being compiled, and for how long.
+    """In the `with` block, show what is being compiled, and for how long: `compiling, 0:35: ...`.
 
     Args:
-        report: Receives the line, called from another thread: this one is inside TensorFlow.
-        what: What is being compiled; empty if nothing is.
+        report: Called with the line, from another thread, because this thread is inside TensorFlow.
+        what: What is being compiled; empty: nothing is shown.
 
     Yields:
-        Nothing; the line is updated until the end, e.g. `compiling, 0:35: ...`.
+        Nothing.
     """
     if not what:
         yield

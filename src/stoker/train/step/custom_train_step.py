@@ -1,4 +1,4 @@
-"""Steps by a user-defined `train_step`, which runs the passes and the update itself."""
+"""Steps that call a user-defined `train_step`, which runs the passes and the update itself."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def has_custom_train_step(model: keras.Model) -> bool:
 
 
 def _trained_by(model: keras.Model, optimizer: str) -> str:
-    """Return the part of a model that an optimizer most likely trains, by their first letters."""
+    """Return the part of a model that an optimizer probably trains: names with the same first letters."""
     parts = [
         name
         for name, value in vars(model).items()
@@ -51,24 +51,26 @@ def _trained_by(model: keras.Model, optimizer: str) -> str:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FirstPass:
-    """What the first batch through a model gives."""
+    """The result of the first batch through a model."""
 
     outputs: Any
     """The model's outputs."""
 
     warnings: Sequence[Finding]
-    """What the model's lookup layers make of the data."""
+    """Warnings about values that the model's lookup layers do not know."""
 
 
 def first_pass(built: BuiltModel, batch: Batch) -> FirstPass:
-    """Create, in the strategy's scope, all variables that a step changes: a trace must not.
+    """Run a first batch, to create all variables that a step changes; a trace must not create variables.
+
+    Call this in the strategy's scope.
 
     Args:
         built: The compiled model.
-        batch: As the model takes it.
+        batch: A batch in the form that the model needs.
 
     Raises:
-        ConfigError: An Embedding receives an id that it has no row for, or a label has no output.
+        ConfigError: An Embedding receives an id for which it has no row, or a label has no output.
     """
     model, features = built.model, built.adapt(batch[0])
     with checked_ids(batch[0]) as warnings:
@@ -78,7 +80,7 @@ def first_pass(built: BuiltModel, batch: Batch) -> FirstPass:
     elif isinstance(batch[1], Mapping) and not overrides(model) & {"train_step", "compute_loss"}:
         _require_names(batch[1], outputs)
     if has_custom_train_step(model):
-        # Same as `fit` before a user-defined step: nothing else knows what it needs.
+        # Build the model as `fit` does before a user-defined step: only this creates all that the step needs.
         batch_of_fit = (features, *batch[1:])
         build_for_own_step(model, batch_of_fit)
     else:
@@ -91,7 +93,7 @@ def first_pass(built: BuiltModel, batch: Batch) -> FirstPass:
 def _require_names(labels: Mapping[str, Any], outputs: Any) -> None:
     if isinstance(outputs, (list, tuple)):
         raise ConfigError(
-            f"a model that is not a graph of layers must name its outputs like the labels: {', '.join(labels)}",
+            f"a model that is not functional must name its outputs as the labels: {', '.join(labels)}",
             got=Plain(f"a {type(outputs).__name__} of {len(outputs)} without names"),
             fix="Return a dict in its call: `return {NAME: ..., ...}`.",
         )
@@ -104,7 +106,7 @@ def make_step(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any], StepResult]:
-    """Return Stoker's step, or the step of the user's `train_step`; see `make_train_step`."""
+    """Return Stoker's own step, or a step that calls the user's `train_step`; see `make_train_step`."""
     make = make_custom_train_step if has_custom_train_step(built.model) else make_train_step
     return make(built, load, distribution=distribution, settings=settings)
 
@@ -116,13 +118,14 @@ def make_custom_train_step(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any], StepResult]:
-    """Return a step by the user's `train_step`, like `make_train_step` with one exception.
+    """Return a step that calls the user's `train_step`. It differs from `make_train_step` in two points.
 
-    It updates the weights before its loss is known, so a step that is not finite has changed them.
-    They are checked after each step if `checks_before_update`, else at the end of a call. Over
-    several replicas it works as in `fit`: `optimizer.apply` sums the gradients, so all replicas
-    have equal weight, even if the last batch is shared unevenly; a replica without rows uses rows
-    of another one.
+    It updates the weights before its loss is known, so a step that is not finite has changed them. The
+    weights are checked after each step with `checks_before_update`, else at the end of a call.
+
+    With several replicas, it works as in `fit`: `optimizer.apply` sums the gradients, so all replicas have
+    equal weight, even if they have different numbers of rows of the last batch. A replica without rows
+    uses rows of another replica.
 
     Args:
         built: The compiled model; its optimizer is built here, its metrics are built already.
@@ -170,11 +173,11 @@ def make_custom_train_step(
 def check_custom_train_step(
     model: keras.Model, config: TrainConfig, resolved: ResolvedTraining
 ) -> None:
-    """Reject settings of Stoker's step if the step is user-defined.
+    """Reject settings that only Stoker's own step supports, if the step is user-defined.
 
     Raises:
-        ConfigError: A setting of `train` belongs to Stoker's step, or an additional optimizer of
-            the model is not built: its variables would be created inside the compiled step.
+        ConfigError: A setting of `train` applies only to Stoker's own step; or an additional optimizer of
+            the model is not built, so its variables would be created inside the compiled step.
     """
     of_ours = {
         "accumulate": resolved.accumulate > 1,
@@ -183,7 +186,7 @@ def check_custom_train_step(
         "xla": resolved.xla,
         "strategy: tpu": resolved.strategy == "tpu",
         "reduction_dtype": config.reduction_dtype != "float32",
-        # Between workers, the strategy itself sends packs.
+        # Between workers, the strategy itself sends gradients in packs, so this setting has an effect.
         "reduction_bytes_per_pack": config.reduction_bytes_per_pack > 0
         and resolved.strategy == "mirrored",
     }
@@ -191,9 +194,10 @@ def check_custom_train_step(
     kind = type(model).__name__
     if wrong:
         raise ConfigError(
-            f"{kind}.train_step does its own backward pass, so settings of Stoker's step must be left out",
+            f"{kind}.train_step does its own backward pass, so settings for Stoker's own step have no effect "
+            "and must be left out",
             got=Plain(" and ".join(wrong)),
-            fix="Do it inside train_step, or override compute_loss instead of it.",
+            fix="Do this inside train_step, or override compute_loss in place of train_step.",
         )
     unbuilt = [name for name, each in extra_optimizers(model).items() if not each.built]
     if unbuilt:

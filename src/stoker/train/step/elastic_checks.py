@@ -1,4 +1,4 @@
-"""Refuses a model whose step would depend on how many workers compute it."""
+"""Refuses a model whose step would depend on the number of workers."""
 
 from __future__ import annotations
 
@@ -26,22 +26,24 @@ _DRAWS = re.compile(
     r"|ParameterizedTruncatedNormal|Multinomial|Stateful(Standard|Truncated|Uniform|RandomBinomial).*"
     r"|RngReadAndSkip|RngSkip|NonDeterministicInts"
 )
-"""TensorFlow's operations that draw random numbers from a state that belongs to a process."""
+"""Operations of TensorFlow that draw random numbers from a state of the process."""
 
 _CONTEXT = ("get_replica_context", "get_strategy", "has_strategy", "in_cross_replica_context")
-"""Functions of `tf.distribute` that tell a layer which replica runs it, or among how many or whether there are several."""
+"""Functions of `tf.distribute` that tell a layer which replica runs it, how many there are, or whether there are
+several."""
 
 
 def require_elastic_model(built: BuiltModel, batch: Batch, distribution: Distribution) -> None:
-    """Trace a training pass, and refuse what `VirtualWorkers` cannot make independent of the number of workers.
+    """Trace a training pass, and refuse parts that `VirtualWorkers` cannot make independent of the number of workers.
 
     Args:
         built: The compiled model, with all its variables.
-        batch: A batch as the model takes it.
+        batch: A batch in the form that the model needs.
         distribution: The devices that share a step.
 
     Raises:
-        ConfigError: Names the layers, metrics, variables or methods, and what they do.
+        ConfigError: The model has such parts; the error names the layers, metrics, variables or methods, and what
+            they do.
     """
     model = built.model
     problems = [*_own_methods(model), *_own_metrics(model)]
@@ -52,7 +54,7 @@ def require_elastic_model(built: BuiltModel, batch: Batch, distribution: Distrib
         raise ConfigError(
             "with train.elastic a step must not depend on which worker computes which rows",
             got=Plain(" and ".join(dict.fromkeys(problems))),
-            fix="Change it, or remove train.elastic.",
+            fix="Change the model, or remove train.elastic.",
         )
 
 
@@ -63,7 +65,7 @@ def _own_methods(model: keras.Model) -> Iterator[str]:
 
 
 def _own_metrics(model: keras.Model) -> Iterator[str]:
-    """Only of Keras's metrics is it known that their states are sums."""
+    """Yield metrics that are not Keras's own: only of Keras's metrics is it known that their states are sums."""
     for metric in [
         part for each in model.metrics for part in (each, *getattr(each, "metrics", ()))
     ]:
@@ -72,7 +74,7 @@ def _own_metrics(model: keras.Model) -> Iterator[str]:
 
 
 def _trace(built: BuiltModel, batch: Batch, distribution: Distribution) -> tuple[Any, list[str]]:
-    """Return the traced pass, and what reads its replica's context in it."""
+    """Return the traced pass, and the layers and functions that read the context of the replica in it."""
     model, strategy = built.model, distribution.strategy
     seeds = keras_seeds(strategy)
     readers: list[str] = []
@@ -86,7 +88,7 @@ def _trace(built: BuiltModel, batch: Batch, distribution: Distribution) -> tuple
 
         return called
 
-    # One for all replicas, each of which is traced in a thread of its own.
+    # All replicas share this object, because each of them is traced in its own thread.
     watched = Replaced(tf.distribute, **{name: noted(name) for name in _CONTEXT})
 
     def replica() -> tf.Tensor:
@@ -106,7 +108,7 @@ def _trace(built: BuiltModel, batch: Batch, distribution: Distribution) -> tuple
 
 
 def _caller() -> str:
-    """Return the layer, metric or loss that is at work, by class and name."""
+    """Return class and name of the layer, metric or loss whose code is running."""
     for frame, _ in traceback.walk_stack(None):
         owner = frame.f_locals.get("self")
         if isinstance(owner, keras.layers.Layer | keras.metrics.Metric | keras.losses.Loss):
@@ -122,7 +124,7 @@ def _draws(traced: Any) -> Iterator[str]:
 
 
 def _writes(traced: Any, model: keras.Model, distribution: Distribution) -> Iterator[str]:
-    """Yield the variables that a pass writes, except for those that become a mean or a sum."""
+    """Yield the variables that a pass writes, without those that become a mean or a sum over virtual workers."""
     strategy = distribution.strategy
     allowed = {
         id(variable.value)

@@ -1,7 +1,7 @@
-"""Functions compiled by XLA: same random numbers, and the same name in every process.
+"""Compiles functions with XLA, with the same random numbers as without, and the same name in every process.
 
-With and without XLA, the same random bits come from a seed, but XLA converts them to floats differently.
-So uniform numbers (Dropout, random flips and crops) are converted here as TensorFlow's kernels do it, and
+With and without XLA, a seed gives the same random bits, but XLA converts them to floats differently. Here
+uniform numbers (Dropout, random flips and crops) are converted as TensorFlow's kernels convert them, so that
 a run can switch to XLA. Other distributions keep XLA's own numbers.
 """
 
@@ -31,7 +31,7 @@ _MANTISSA = {
     tf.float16: (tf.uint16, 0x3FF, 15 << 10),
     tf.bfloat16: (tf.uint16, 0x7F, 127 << 7),
 }
-"""Type -> an integer of its size, the number of mantissa bits, and the bits of 1.0.
+"""Float dtype -> integer dtype of the same size, number of mantissa bits, and bits of the number 1.0.
 
 Source: tensorflow/core/lib/random/random_distributions_utils.h, `Uint32ToFloat`; and
 random_distributions.h, `Uint16ToHalf`, `Uint16ToGfloat16`.
@@ -39,7 +39,7 @@ random_distributions.h, `Uint16ToHalf`, `Uint16ToGfloat16`.
 
 
 def _by_philox(seed: Any, alg: Any) -> Any:
-    """TensorFlow's algorithm on a CPU and on a GPU; by default XLA draws other bits."""
+    """Use TensorFlow's algorithm on a CPU and on a GPU; XLA's default algorithm draws other bits."""
     automatic = random_ops_util.Algorithm.AUTO_SELECT
     if alg is None or random_ops_util.convert_alg_to_int(alg) == automatic.value:
         alg = random_ops_util.Algorithm.PHILOX.value
@@ -62,24 +62,25 @@ def _from_bits(
 
 
 SAME_BITS = Replaced(random_ops_util, get_key_counter_alg=_by_philox)
-"""Used together with `SAME_FLOATS` while a function is traced for XLA."""
+"""Context in which the same random bits are drawn as without XLA, together with `SAME_FLOATS`; it is used
+while a function is traced for XLA."""
 
 SAME_FLOATS = Replaced(gen_stateless_random_ops_v2, stateless_random_uniform_v2=_from_bits)
-"""See `SAME_BITS`."""
+"""Context in which random bits are converted to floats as without XLA; see `SAME_BITS`."""
 
 
 _FIRST = 1 << 60
-"""First steady number, far above those that TensorFlow assigns itself."""
+"""First number that is assigned here: far above the numbers that TensorFlow assigns itself."""
 
 _NUMBERS = 1 << 24
-"""Numbers reserved for one trace: each symbolic tensor and each nested function takes one."""
+"""Number of numbers that are reserved for a trace: each symbolic tensor and each nested function takes one."""
 
 
 class SteadyNames:
-    """Function names that do not depend on earlier traces in the process.
+    """Gives functions names that do not depend on earlier traces in the process.
 
-    TensorFlow numbers its functions: `__inference_body_3627`. The number is in the key of the
-    persistent compilation cache, so a program is found again only if the numbers repeat.
+    TensorFlow numbers its functions: `__inference_body_3627`. The number is part of the key in the
+    persistent compilation cache, so another process finds a program only if the number is the same.
     """
 
     def __init__(self) -> None:
@@ -90,11 +91,11 @@ class SteadyNames:
 
     @contextmanager
     def __call__(self, content: str) -> Iterator[None]:
-        """Number the functions that this thread traces by their content.
+        """In the `with` block, derive the numbers of functions that this thread traces from their content.
 
         Args:
-            content: Identifies what is traced, with everything that changes the compiled program
-                but is not in the graph. A second trace of the same content gets different numbers.
+            content: Identifies what is traced, with everything that changes the compiled program but is
+                not in the graph. A second trace of the same content gets other numbers.
         """
         thread = threading.get_ident()
         with self._lock:
@@ -129,15 +130,15 @@ class SteadyNames:
 
 
 steady_names = SteadyNames()
-"""The steady names of this process."""
+"""The `SteadyNames` of this process."""
 
 
 def jit(function: Callable[..., Any], *, role: str) -> Callable[..., Any]:
-    """Let XLA compile a function of tensors, with a name that other processes find in the cache.
+    """Let XLA compile a function of tensors, under a name that other processes find in the cache.
 
     Args:
-        function: As for `tf.function`.
-        role: Its role in the step. Functions with other roles get other names.
+        function: The function, as for `tf.function`.
+        role: Role of the function in the step; functions with different roles get different names.
     """
     compiled = tf.function(function, jit_compile=True)
 
@@ -157,7 +158,7 @@ def _specs(args: Any) -> str:
 
 
 def _switches() -> str:
-    """Switches that change a compiled program but are not in its graph, nor in the cache's key."""
+    """Return switches that change a compiled program, but are neither in its graph nor in the cache's key."""
     exact = is_op_determinism_enabled()
     tf32 = tf.config.experimental.tensor_float_32_execution_enabled()
     return f"deterministic={exact} tf32={bool(tf32)}"

@@ -1,4 +1,4 @@
-"""Many steps in one Python call, over an iterator or over one resident batch."""
+"""Runs many steps in one call from Python, on batches of an iterator or on a resident batch."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from stoker.train.step.program import flat, next_in_place, unflat
 from stoker.train.step.step_totals import StepResult, StepTotals, totals_of_step
 
 Step = Callable[[Any], StepResult]
-"""A function from `make_train_step`."""
+"""Type of the result of `make_train_step`."""
 
 
 def make_multi_step(
@@ -25,30 +25,29 @@ def make_multi_step(
     overlap: bool = False,
     check_finite: Callable[[], tf.Tensor] | None = None,
 ) -> Any:
-    """Return a function that runs many steps in one call, and measures the wait for input.
+    """Return a function that runs many steps in one call, and measures the time that they wait for input.
 
     A call ends early after a step that is not finite, or if a worker must stop.
 
     Args:
-        step: From `make_train_step`.
-        rows_per_step: Rows of a step, if an element holds the rows of a whole call; None if an
-            element holds the rows of one step.
-        single_step: A call is one step: a loop around it would cost about 0.1 ms.
-        overlap: Operations that no other operation waits for may run during the next step;
-            variables are still written before it. Not over replicas: the all-reduce of one step
-            would meet that of another step on another replica.
-        check_finite: For steps that update without checking: checks at the end of a call whether
-            everything they wrote is finite.
+        step: The result of `make_train_step`.
+        rows_per_step: Number of rows of a step, if an element contains the rows of a whole call; None if
+            an element contains the rows of a single step.
+        single_step: Whether a call runs only one step; a loop around it would cost about 0.1 ms.
+        overlap: Whether operations for which no other operation waits may run during the next step;
+            variables are still written before the next step. It must be False with several replicas,
+            because all-reduces of different steps could be mixed up.
+        check_finite: For steps that update without a check: checks at the end of a call whether all
+            variables that the steps wrote are finite.
 
     Returns:
-        A `tf.function` of the iterator, the number of steps (int64), whether to check, and the
-        unused input (see `StepInput`), which returns `StepTotals`. Without unused input, each step
-        on one device takes its own batch. A call that is followed by a checkpoint is always
-        checked.
+        A `tf.function` of the iterator, the number of steps (int64), whether to check, and the unused
+        input (see `StepInput`); it returns `StepTotals`. If the unused input is empty, each step on a
+        single device takes its own batch. A call before a checkpoint is always checked.
     """
     some_of = _reader(step, rows_per_step=rows_per_step, single_step=single_step, overlap=overlap)
 
-    # AutoGraph took a third of the tracing time, in every process.
+    # Without AutoGraph, which would take a third of the tracing time, in every process.
     @tf.function(reduce_retracing=True, autograph=False)
     def multi_step(
         iterator: Any, steps: tf.Tensor, check: Any = True, left: Any = ()
@@ -67,7 +66,7 @@ def make_multi_step(
 def _reader(
     step: Step, *, rows_per_step: int | None, single_step: bool, overlap: bool
 ) -> Callable[..., StepTotals]:
-    """Return the reader for the elements that the feed yields."""
+    """Return the function that runs steps on elements of the form that the feed yields."""
     if rows_per_step is not None:
         return _CallReader(step, rows_per_step=rows_per_step, single_step=single_step)
     program = multi_step_program(step)
@@ -83,18 +82,18 @@ class _WaitClock:
         self._now_s = clock_function()
 
     def __call__(self, take: Callable[[], Any], after: tf.Tensor) -> tuple[Any, tf.Tensor]:
-        """Take input after an operation; the clock stops when all of it is available."""
+        """Take input after the operation `after`; return it, and the time until all of it was available."""
         with tf.control_dependencies([after]):
-            asked_s = self._now_s()
-        with tf.control_dependencies([asked_s]):
+            begun_s = self._now_s()
+        with tf.control_dependencies([begun_s]):
             taken = take()
         with tf.control_dependencies(tf.nest.flatten(taken, expand_composites=True)):
-            return taken, self._now_s() - asked_s
+            return taken, self._now_s() - begun_s
 
     def behind(self, ended: list[Any], taken: Any) -> tf.Tensor:
-        """Return how much later than a step the requested input arrived, seconds, float64.
+        """Return how much later than the end of a step its prefetched input arrived, seconds, float64.
 
-        The two clocks do not delay each other or the following operations.
+        The two readings of the clock delay neither each other nor later operations.
         """
         with tf.control_dependencies(ended):
             ended_s = self._now_s()
@@ -103,7 +102,7 @@ class _WaitClock:
 
 
 class _BatchReader:
-    """Steps over an iterator with one element per step."""
+    """Runs steps on an iterator with one element per step."""
 
     def __init__(self, step: Step, *, single_step: bool, parallel_iterations: int) -> None:
         self._step, self._single_step, self._parallel_iterations = (
@@ -119,7 +118,7 @@ class _BatchReader:
                 return self._prefetching(iterator, steps, left)
             return self._inline(iterator, steps)
 
-        # For several replicas, an element cannot be kept between two calls.
+        # With several replicas, an element cannot be kept between two calls, so nothing is prefetched.
         def one(after: tf.Tensor) -> StepTotals:
             element, wait_s = self._clock(lambda: next(iterator), after)
             return totals_of_step(self._step(element))._replace(wait_s=wait_s)
@@ -129,15 +128,15 @@ class _BatchReader:
         return _loop_until_done(steps, lambda _, after, ahead: (one(after), ahead), ())[0]
 
     def _inline(self, iterator: Any, steps: tf.Tensor) -> StepTotals:
-        """The computing thread takes the batch itself, and nothing else runs meanwhile.
+        """Run steps whose thread takes each batch itself, while nothing else runs.
 
-        If another thread prefetched it, TensorFlow would start that thread where its execution
-        order says, for example at the end of the step, which would then wait.
+        If another thread prefetched the batch, TensorFlow might start that thread late in its order of
+        execution, for example at the end of the step, and the next step would have to wait.
         """
 
         def one(waited_s: tf.Tensor) -> tuple[StepResult, tf.Tensor]:
             batch, wait_s = self._clock(lambda: next_in_place(iterator), waited_s)
-            # The step reads everything after the batch; otherwise it would count as waiting.
+            # Start the step only after the clock has stopped; otherwise its work would count as waiting.
             with tf.control_dependencies([wait_s]):
                 return self._step(batch), waited_s + wait_s
 
@@ -149,14 +148,14 @@ class _BatchReader:
         return totals._replace(wait_s=wait_s)
 
     def _prefetching(self, iterator: Any, steps: tf.Tensor, left: Any) -> StepTotals:
-        """Take the next batch while a step is computed, also the first of the next call."""
+        """Run steps that prefetch the next batch while they compute; the last one, for the next call."""
 
         def one(state: Any) -> tuple[StepResult, Any]:
             batch, waited_s = state
             ahead = next(iterator)
             before = len(_operations())
             result = self._step(batch)
-            # The step ends when all its writes end, which is later than its loss is known.
+            # The step ends when all its writes have ended, and not when its loss is known.
             written = [each for each in _operations()[before:] if _writes(each)]
             wait_s = self._clock.behind([result.loss_sum, *written], ahead)
             return result, (ahead, waited_s + wait_s)
@@ -173,7 +172,7 @@ class _BatchReader:
 
 
 class _GroupReader:
-    """Steps over an iterator whose elements hold the batches of several steps."""
+    """Runs steps on an iterator whose elements contain the batches of several steps."""
 
     def __init__(self, program: OneProgram) -> None:
         self._program = program
@@ -196,13 +195,13 @@ class _GroupReader:
 
 
 def _packed(left: Any, iterator: Any) -> tuple[Any, tf.Tensor]:
-    """Return the unused input in the iterator's structure, and how much of it is used."""
+    """Return the last group in the iterator's structure, and how many of its batches are used."""
     *group, used = left
     return unflat(group, iterator.element_spec), used
 
 
 class _CallReader:
-    """Steps over an iterator whose elements hold the rows of a whole call."""
+    """Runs steps on an iterator whose elements contain the rows of a whole call."""
 
     def __init__(self, step: Step, *, rows_per_step: int, single_step: bool) -> None:
         self._step, self._rows, self._single_step = step, rows_per_step, single_step
@@ -232,16 +231,16 @@ class _CallReader:
             lambda: program.several(
                 _part_of(call, done * size, program.steps_per_program * size), count, zero
             ),
-            # The rest at the end of an epoch.
+            # The last step of an epoch, which may have fewer rows.
             lambda: totals_of_step(self._step(step_of(call, done, size))),
         )
 
 
 class _LoopState(NamedTuple):
-    """Values that must be known between two steps of a call; each one costs time per step."""
+    """Values that are passed from step to step of a call; as few as possible, because each costs time."""
 
     done: tf.Tensor
-    """Steps done, int64; includes the last one, finite or not."""
+    """Number of steps done, int64; the last one counts even if it is not finite."""
 
     loss_sum: tf.Tensor
     rows: tf.Tensor
@@ -259,9 +258,9 @@ def _loop_single_steps(
 
     Args:
         steps: Number of steps, at least one.
-        one: Takes a state; returns the result of its step and the next state.
+        one: Runs a step: state -> result of the step, and state of the next step.
         state: State of the first step.
-        parallel_iterations: Steps that may run partly in parallel.
+        parallel_iterations: Number of steps that may run partly in parallel.
 
     Returns:
         The totals without the wait for input, and the last state.
@@ -303,12 +302,12 @@ def _loop_until_done(
 
     Args:
         steps: Number of steps.
-        some: Takes the number of steps done, a tensor to wait for, and prefetched input; returns
-            totals and the input prefetched for the next steps.
-        ahead: Input prefetched for the first steps.
+        some: Runs a group: (number of steps done, a tensor to wait for, prefetched input) -> totals, and
+            input that was prefetched for the next steps.
+        ahead: Input that was prefetched for the first steps.
 
     Returns:
-        Totals of all steps, and the input prefetched for the steps after them.
+        Totals of all steps, and input that was prefetched for later steps.
     """
 
     def is_left(state_: StepTotals, _: Any) -> tf.Tensor:
@@ -335,14 +334,14 @@ def _loop_until_done(
 
 @tf.autograph.experimental.do_not_convert
 def _with_unused(iterator: Any, left: Any, *, size: int) -> Any:
-    """Return a group that is not used up, and how many of its steps are used."""
+    """Return a group with unused batches, the old one or a new one, and how many of its batches are used."""
     _, used = left
     return tf.cond(used < size, lambda: left, lambda: (next(iterator), tf.constant(0, tf.int64)))
 
 
 @tf.autograph.experimental.do_not_convert
 def _part_of(call: Any, first: tf.Tensor, rows: int) -> Any:
-    """Return some rows of a call, padded with zeros after its last row."""
+    """Return some rows of a call; rows after its last row are zeros."""
 
     def cut(tensor: tf.Tensor) -> tf.Tensor:
         part = tensor[first : first + rows]
@@ -354,7 +353,7 @@ def _part_of(call: Any, first: tf.Tensor, rows: int) -> Any:
 
 
 def _operations() -> list[tf.Operation]:
-    """Return the operations of the graph being traced, in order of creation."""
+    """Return the operations of the graph that is being traced, in the order of their creation."""
     return list(tf.compat.v1.get_default_graph().get_operations())
 
 
@@ -363,7 +362,7 @@ def _writes(operation: tf.Operation) -> bool:
 
 
 def clock_function() -> Callable[[], tf.Tensor]:
-    """Return what adds an operation to the graph that reads a clock, seconds."""
+    """Return a function that adds an operation to the graph; the operation reads a clock, seconds."""
     try:
         tf.timestamp()
     except tf.errors.FailedPreconditionError:
@@ -381,21 +380,21 @@ def _python_clock() -> tf.Tensor:
 
 
 def step_of(call: Any, step: tf.Tensor | int, rows: int) -> Any:
-    """Return the rows of one step out of the rows of a call."""
+    """Return the rows of a step, from the rows of a call."""
     return tf.nest.map_structure(lambda tensor: tensor[step * rows : (step + 1) * rows], call)
 
 
 def make_run_resident(
     step: Step, sample: Any, *, fixed: bool = False
 ) -> Callable[[Any, tf.Tensor], tf.Tensor]:
-    """Return a function that runs steps on one element in memory: the ceiling for the input.
+    """Return a function that runs steps on an element in memory, to measure T_ceil.
 
     Args:
-        step: From `make_train_step`.
-        sample: The element of one step; the function accepts any number of rows, like the fed step.
-            With a TPU: as many rows as each replica got.
-        fixed: Compile for the sample's number of rows: XLA would otherwise compile a step for
-            batches of one known shape a second time.
+        step: The result of `make_train_step`.
+        sample: An element for a step. The function accepts any number of rows, as the step on real input
+            does. With a TPU, the number of rows is that of a replica.
+        fixed: Whether to trace for the sample's number of rows. If all batches have the same shape, XLA
+            would otherwise compile the step a second time.
     """
     program = multi_step_program(step)
     batch_spec = tf.nest.map_structure(
@@ -425,7 +424,7 @@ def make_run_resident(
     def run_resident(element: Any, steps: tf.Tensor) -> tf.Tensor:
         def some_more(loss_sum: tf.Tensor, done: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             totals = some(element, steps - done)
-            # Stop even if a step is not finite: the measurement must end.
+            # Count steps even if they are not finite, so that the measurement ends.
             return loss_sum + totals.loss_sum, done + tf.maximum(totals.steps, 1)
 
         nothing = tf.constant(0.0), tf.constant(0, tf.int64)

@@ -1,7 +1,7 @@
-"""Steps that XLA compiles whole, from the forward pass to the update; also several in a row.
+"""Steps that XLA compiles as a whole, from the forward pass to the update, and programs of several steps.
 
-Starting a program takes time that matters for a small model, and each start allocates new memory
-for every changed weight. So up to `MAX_STEPS_PER_PROGRAM` steps form one program with a loop.
+For a small model, the time to start a program matters, and each start allocates new memory for every
+changed weight. So up to `MAX_STEPS_PER_PROGRAM` steps form a single program with a loop.
 """
 
 from __future__ import annotations
@@ -15,39 +15,39 @@ from stoker.train.step.jit import jit
 from stoker.train.step.step_totals import StepResult, StepTotals
 
 MAX_STEPS_PER_PROGRAM = 256
-"""Most steps of one program: it cannot be stopped while it runs."""
+"""Maximum number of steps in a program: a program cannot be stopped while it runs."""
 
 MAX_PROGRAM_S = 0.25
-"""Longest run time of a program of several steps, seconds."""
+"""Maximum run time of a program of several steps, seconds."""
 
 MIN_STEPS_PER_PROGRAM = 16
-"""If fewer steps fill that time, a step is long and grouping gains nothing."""
+"""If fewer steps than this run in `MAX_PROGRAM_S`, steps are so long that a program has only one."""
 
 MAX_PROGRAM_BYTES = 64 << 20
-"""Largest total size of the batches of one program, which are in memory at the same time, bytes."""
+"""Maximum total size of the batches of a program, which are in memory at the same time, bytes."""
 
 Body = Callable[[Any], tuple[tf.Tensor, Any, tf.Tensor]]
-"""A batch -> its mean loss, the outputs if metrics are updated elsewhere, and whether it is finite.
-Updates the model if it is, and is traced for XLA."""
+"""A step that is traced for XLA: batch -> mean loss; the model's outputs, if metrics are updated outside; and
+whether everything is finite. It updates the model if everything is finite."""
 
 
 def max_steps_per_program(batch: Any, *, steps_per_call: int) -> int:
-    """Return how many steps may form one program.
+    """Return the maximum number of steps in a program, by the size of the batches.
 
     Args:
-        batch: Batch of one step.
-        steps_per_call: Steps per call.
+        batch: Batch of a step.
+        steps_per_call: Number of steps per call.
     """
     most = max(1, min(MAX_STEPS_PER_PROGRAM, MAX_PROGRAM_BYTES // max(1, bytes_of(batch))))
     return in_equal_parts(steps_per_call, most)
 
 
 def steps_within_program_time(most: int, step_s: float) -> int:
-    """Return how many steps may form one program within its time limit.
+    """Return the maximum number of steps in a program, by the time of a step.
 
     Args:
-        most: From `max_steps_per_program`.
-        step_s: Time of one step, seconds.
+        most: The result of `max_steps_per_program`.
+        step_s: Time of a step, seconds.
     """
     if most * step_s <= MAX_PROGRAM_S:
         return most
@@ -56,7 +56,7 @@ def steps_within_program_time(most: int, step_s: float) -> int:
 
 
 def in_equal_parts(steps: int, most: int) -> int:
-    """Return the steps per part for the smallest number of equal parts."""
+    """Divide steps into as few equal parts as possible; return the number of steps per part."""
     return -(-steps // -(-steps // most))
 
 
@@ -66,7 +66,7 @@ def bytes_of(batch: Any) -> int:
 
 
 class OneProgram:
-    """A step like that of `make_train_step`, which can also run several steps in one program."""
+    """A step like the result of `make_train_step`, which can also run several steps in one program."""
 
     def __init__(
         self,
@@ -83,9 +83,9 @@ class OneProgram:
         Args:
             body: The function that XLA compiles.
             load: Converts elements, or parts of them, to a batch, row by row.
-            update_metrics: Updates the metrics outside the program; None: the body does it.
-            rows: Rows per step if several are run.
-            steps_per_program: Most steps of one program; 1 if metrics are updated outside it.
+            update_metrics: Updates the metrics outside the program; None: `body` updates them.
+            rows: Number of rows per step, for programs of several steps.
+            steps_per_program: Maximum number of steps in a program; 1 if metrics are updated outside it.
             signals: See `StepResult`.
         """
         self.groups = update_metrics is None
@@ -98,26 +98,25 @@ class OneProgram:
 
     @tf.autograph.experimental.do_not_convert
     def __call__(self, element: Any) -> StepResult:
-        """Run one step, with any number of rows."""
+        """Run a single step, with any number of rows."""
         batch = self._load(element)
         loss, outputs, finite = self._one(batch)
         if self._tell_metrics is not None:
-            # User-defined metrics may not compile with XLA.
+            # Update user-defined metrics outside the program, because XLA may be unable to compile them.
             self._tell_metrics(batch, outputs)
         rows = tf.cast(tf.shape(tf.nest.flatten(batch)[0])[0], tf.float32)
         return StepResult(loss * rows, rows, finite, self._signals())
 
     @tf.autograph.experimental.do_not_convert
     def several(self, elements: Any, steps: tf.Tensor, first: tf.Tensor) -> StepTotals:
-        """Run some steps, up to the first one that is not finite.
+        """Run some steps in a program, up to the first step that is not finite.
 
-        The same program runs them, however they are grouped.
+        The same program is used for any number of steps.
 
         Args:
-            elements: [steps_per_program * rows, ...], nested: the rows of the steps, then any
-                others.
+            elements: Nested tensors [steps_per_program * rows, ...], which contain the rows of the steps.
             steps: Number of steps, int64, from 1 to `steps_per_program`.
-            first: Number of steps whose rows precede those of these steps, int64.
+            first: Index of the first of these steps in `elements`, int64.
         """
         loss_sum, done, finite, last_loss = self._loop(self._load(elements), steps, first)
         with tf.control_dependencies([done]):
@@ -155,5 +154,5 @@ class OneProgram:
 
 
 def multi_step_program(step: Any) -> OneProgram | None:
-    """Return the step if it can run several steps in one program, else None."""
+    """Return the step if it can run several steps in a program; else None."""
     return step if isinstance(step, OneProgram) and step.steps_per_program > 1 else None

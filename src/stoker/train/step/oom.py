@@ -1,4 +1,4 @@
-"""Makes a step fit in memory: a smaller batch and more passes, the same update."""
+"""Makes a step fit in memory: with a smaller batch and more passes, the update stays the same."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ _SAYS_MEMORY = re.compile(
     r"\bOOM\b|out of memory|failed to allocate|cannot allocate memory|ALLOC_FAILED|bad_alloc",
     re.IGNORECASE,
 )
-"""How TensorFlow, XLA, CUDA's libraries and the host report it. RESOURCE_EXHAUSTED alone is not
-enough: it also stands for open files, quotas and gRPC messages."""
+"""Matches the messages of TensorFlow, XLA, CUDA's libraries and the host for lack of memory. The code
+RESOURCE_EXHAUSTED alone is not enough: it is also used for open files, quotas and gRPC messages."""
 
 _TENSOR = re.compile(r"shape\[(?P<shape>[\d,]*)\] and type (?P<dtype>\w+) on (?P<device>\S+)")
 _WANTED = re.compile(r"allocate (?P<size>[\d.]+ ?(?:[KMGT]i?B|bytes))")
@@ -27,21 +27,21 @@ class Split:
     """How a replica's share of a step is divided into passes."""
 
     batch_size: int
-    """Samples of a replica in one pass."""
+    """Number of samples of a replica in one pass."""
 
     accumulate: int
-    """Passes per update."""
+    """Number of passes per update."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Reduction:
-    """A smaller batch after a step that did not fit; it is stored with the run."""
+    """The change to a smaller batch after a step that did not fit in memory; it is recorded in the run."""
 
     before: Split
     after: Split
 
     why: str
-    """What did not fit."""
+    """What did not fit in memory, for the user."""
 
     @property
     def message(self) -> str:
@@ -62,7 +62,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def what_did_not_fit(error: BaseException) -> str:
-    """Return the size: `400 MiB for a float tensor of 10000 x 10000 on CPU:0`."""
+    """Return what an error says about the size: `400 MiB for a float tensor of 10000 x 10000 on CPU:0`."""
     text = str(error)
     tensor = _TENSOR.search(text)
     if tensor:
@@ -75,11 +75,11 @@ def what_did_not_fit(error: BaseException) -> str:
 
 
 def reduce_batch(split: Split, error: BaseException) -> Reduction:
-    """Halve the batch and double the passes: the same samples make one update.
+    """Halve the batch and double the number of passes, so that an update has the same samples.
 
     Args:
-        split: How the step is computed now.
-        error: The error of the step; see `is_out_of_memory`.
+        split: The current batch and passes.
+        error: The error of the step, for which `is_out_of_memory` is True.
 
     Raises:
         ConfigError: The batch size is odd or 1.
@@ -96,11 +96,11 @@ def does_not_fit(
     """Return the error that ends the run, with the size.
 
     Args:
-        split: How the step is computed now.
+        split: The current batch and passes.
         error: The error of the step.
-        uncut: Why the batch is not reduced although the settings allow it; empty if they do not, or
-            it is as small as possible.
-        accumulates: Whether several passes can make one update.
+        uncut: Why the batch is not reduced although the settings allow it; empty if the settings do not
+            allow it, or if the batch is as small as possible.
+        accumulates: Whether an update can consist of several passes.
     """
     less = f"Set train.batch_size to {split.batch_size // 2} or less"
     kept = " (train.accumulate keeps the global batch)" if accumulates else ""

@@ -1,4 +1,4 @@
-"""Which rows of an element a replica takes."""
+"""Computes which rows of an element a replica takes."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from stoker.train.setup.strategy import Distribution
 
 
 def rows_of(element: Any) -> tf.Tensor:
-    """Return the rows of an element or a batch, int32."""
+    """Return the number of rows of an element or a batch, int32."""
     return tf.shape(tf.nest.flatten(element)[0])[0]
 
 
 def part_of_replica(
     count: tf.Tensor, distribution: Distribution, *, worker_rows_only: bool
 ) -> tuple[tf.Tensor, tf.Tensor]:
-    """Return this replica's rows of an element; shares differ by at most one row.
+    """Return the rows of an element that this replica takes; the shares of replicas differ by at most one row.
 
     Args:
-        count: Rows of the element, int32.
+        count: Number of rows of the element, int32.
         distribution: Devices that share the element.
-        worker_rows_only: Whether the element holds only this worker's rows.
+        worker_rows_only: Whether the element contains only this worker's rows.
 
     Returns:
         The first row, and the number of rows.

@@ -13,37 +13,37 @@ from stoker.internals.tensorflow_internals import call_flat, is_op_determinism_e
 from stoker.train.step.step_totals import StepTotals
 
 GROUPS_AHEAD = 2
-"""Groups that are prefetched, so that taking one does not delay the step."""
+"""Number of groups that are prefetched, so that the step does not wait when it takes a group."""
 
 
 @dataclass(kw_only=True, slots=True)
 class StepInput:
-    """An iterator, and the elements that a call took for the next one."""
+    """An iterator, and the elements that a call has taken for the next call."""
 
     iterator: Any
     group: int = 1
-    """Steps per element; 1 if an element holds the rows of a call."""
+    """Number of steps per element; 1 if an element contains the rows of a whole call."""
 
     ahead: bool = False
-    """Whether a call starts with a batch that is taken already and takes one for the next call;
+    """Whether a call starts with a batch that an earlier call has taken, and takes a batch for the next call;
     False if each step takes its own batch."""
 
     endless: bool = False
     """Whether the next pass starts immediately after each pass."""
 
     left: Any = ()
-    """The tensors of the prefetched batch; empty if there is none yet. With groups: the tensors of
-    the last group, and how many of its batches are used, int64."""
+    """The tensors of the batch that was taken for the next call; empty if there is none. With groups: the
+    tensors of the last group, and how many of its batches are used, int64."""
 
     @property
     def left_spec(self) -> Any:
-        """The specification of `left` in every call."""
+        """The `tf.TensorSpec`s of `left`, which are the same in every call."""
         if self.ahead:
             return tuple(tf.nest.flatten(self.iterator.element_spec, expand_composites=True))
         return tuple(tf.TensorSpec(each.shape, each.dtype) for each in self.left)
 
     def take_first(self) -> float:
-        """Take the first batch if none is taken yet; return the time in seconds, else 0."""
+        """Take the first batch, if none is taken yet; return the time that it took, seconds, else 0."""
         if self.left:
             return 0.0
         begun_s = time.monotonic()
@@ -52,20 +52,20 @@ class StepInput:
 
 
 def flat(element: Any) -> tuple[tf.Tensor, ...]:
-    """Return the tensors of an element."""
+    """Return the tensors of an element as a flat tuple."""
     return tuple(tf.nest.flatten(element, expand_composites=True))
 
 
 def unflat(tensors: Sequence[tf.Tensor], spec: Any) -> Any:
-    """Return the element with these tensors, by its specification."""
+    """Return the element with these tensors; the inverse of `flat`."""
     return tf.nest.pack_sequence_as(spec, list(tensors), expand_composites=True)
 
 
 def takes_batches_inline(spec: Any) -> bool:
-    """Return whether each step takes its own batch: one operation at a time, plain tensors.
+    """Return whether each step takes its own batch: if batches are plain tensors and operations run one by one.
 
-    Not if operations must be deterministic: TensorFlow then removes the prefetch from a pipeline
-    that calls Python or draws random numbers, and the step would wait for all its work.
+    It does not if operations must be deterministic: TensorFlow then removes the prefetch from a pipeline
+    that calls Python or draws random numbers, and the step would wait for all work of the pipeline.
     """
     plain = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec))
     must_be_exact = is_op_determinism_enabled()
@@ -74,7 +74,7 @@ def takes_batches_inline(spec: Any) -> bool:
 
 
 def next_in_place(iterator: Any) -> Any:
-    """`next(iterator)` in a graph, by the current thread; TensorFlow would use another one.
+    """Add `next(iterator)` to a graph, run by the current thread; TensorFlow's own uses another thread.
 
     Args:
         iterator: An iterator of plain tensors.
@@ -91,21 +91,21 @@ def next_in_place(iterator: Any) -> Any:
 
 def placeholder_input(element: Any) -> Any:
     """Return an iterator that repeats this element without delay."""
-    # TensorFlow's autotuner has nothing to tune here, and delays the end of an iterator if a clock
-    # was set back.
+    # Turn off TensorFlow's autotuner: there is nothing to tune, and it would delay the end of an iterator if
+    # the clock was set back.
     options = tf.data.Options()
     options.autotune.enabled = False
     return iter(tf.data.Dataset.from_tensors(element).repeat().with_options(options))
 
 
 def group_batches(batches: tf.data.Dataset[Any], size: int) -> StepInput:
-    """Group batches of fixed shapes into elements of [size, *batch]; none is taken yet.
+    """Group batches of fixed shapes into elements of [size, *batch].
 
-    Taking an element in the graph costs about 30 us of a core, however small it is.
+    This saves time, because taking an element in the graph costs about 30 us of CPU time, even if it is small.
 
     Args:
         batches: An endless dataset.
-        size: Batches per element.
+        size: Number of batches per element.
     """
     groups = batches.batch(size, drop_remainder=True).prefetch(GROUPS_AHEAD)
     nothing = [tf.zeros(spec.shape, spec.dtype) for spec in tf.nest.flatten(groups.element_spec)]
@@ -128,13 +128,13 @@ class Program:
         self.step, self.multi_step, self.xla = step, multi_step, xla
         self.traced: Any = None
         self.compiled_rows: set[int] = set()
-        """Rows per step for which it was compiled."""
+        """Numbers of rows per step for which it was compiled."""
 
     def trace(self, step_input: StepInput) -> Any:
-        """The concrete function of a call, traced if necessary.
+        """Return the concrete function of a call; trace it if necessary.
 
         Args:
-            step_input: The calls' input.
+            step_input: The input of the calls.
         """
         if self.traced is None:
             arguments = step_input.iterator, *_call_arguments(1, check=True), step_input.left_spec
@@ -145,8 +145,8 @@ class Program:
         """Run some steps.
 
         Args:
-            step_input: Receives what the call leaves unread.
-            iterator: The steps' input: that of the source, or one with the same elements.
+            step_input: Receives the input that the call takes but does not use.
+            iterator: The iterator to read: that of `step_input`, or another one with elements of the same form.
             steps: Number of steps, at least one.
             check: As in `make_multi_step`.
         """

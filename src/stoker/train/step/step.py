@@ -1,8 +1,8 @@
-"""One training step: forward pass, backward pass, reduction over replicas, update.
+"""A training step: forward pass, backward pass, reduction over replicas, update.
 
-The gradient of a step is the gradient of the mean loss over the global batch, however it is
-divided: each pass of each replica has the weight of its rows. So the loss does not depend on the
-strategy.
+The gradient of a step is the gradient of the mean loss over the global batch. Each pass of each replica is
+weighted by its number of rows, so the result does not depend on how the batch is divided, and the loss does
+not depend on the strategy.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ from stoker.train.step.step_totals import StepResult
 from stoker.train.step.virtual_workers import SUMS, PassSums, VirtualWorkers
 
 Batch = tuple[Any, ...]
-"""Features by name, each [batch, ...], labels [batch, ...], and optionally weights [batch]."""
+"""Features by name, each [batch, ...]; labels [batch, ...]; and optionally weights [batch]."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -51,41 +51,43 @@ class StepSettings:
     """How a step is built."""
 
     batch_size: int
-    """Most rows of one pass of one replica."""
+    """Maximum number of rows of a pass of a replica."""
 
     accumulate: int = 1
-    """Passes per update."""
+    """Number of passes per update."""
 
     virtual_workers: int = 0
-    """Virtual workers of an elastic training, each with a pass of its own per update; 0: none."""
+    """Number of virtual workers of an elastic training; each has its own pass per update. 0: not elastic."""
 
     steps_per_program: int = 1
-    """Steps per XLA program, if XLA compiles the whole step: full batches of known shapes follow
-    each other."""
+    """Number of steps per XLA program. More than one is possible only if XLA compiles the whole step and all
+    batches are full and have known shapes."""
 
     xla: bool = False
-    """Compile forward and backward pass with XLA, or the whole step on a single device."""
+    """Whether XLA compiles the forward and backward pass, or, on a single device, the whole step."""
 
     reduction_dtype: ReductionDtype = "float32"
     """Dtype in which gradients are sent."""
 
     reduction_bytes_per_pack: int = 0
-    """Minimum bytes per pack of gradients; 0: all in one pack."""
+    """Minimum size of a pack of gradients, bytes; 0: a single pack."""
 
     average: WeightAverage | None = None
-    """A moving average of the weights."""
+    """Moving average of the weights; None: no average."""
 
     worker_rows_only: bool = False
-    """Whether an element holds only this worker's rows of the global batch."""
+    """Whether an element contains only this worker's rows of the global batch."""
 
     checks_before_update: bool = True
-    """Check every gradient before the update; else check only the loss, and update in any case."""
+    """Whether every gradient is checked before the update; if not, only the loss is checked, and the update is
+    always made."""
 
     signals: tf.Variable | None = None
-    """[2] int32 on the CPU: whether this process must stop after the step, and save."""
+    """[2] int32 on the CPU: whether this process must stop after the step, and whether it must save after
+    the call."""
 
     local_step: LocalStepTime | None = None
-    """Times this worker between two all-reduces; None without other workers."""
+    """Measures this worker's time between two all-reduces; None without other workers."""
 
 
 def loss_arguments(batch: Batch, outputs: Any) -> dict[str, Any]:
@@ -102,7 +104,7 @@ def make_train_step(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any], StepResult]:
-    """Return a step over a global batch, or over this worker's share of it.
+    """Return a step on a global batch, or on this worker's share of it.
 
     Args:
         built: The compiled model; its optimizer is built here.
@@ -111,19 +113,18 @@ def make_train_step(
         settings: How the step is built.
 
     Returns:
-        A function of an element, to be called in a `tf.function`; it updates the model in place.
-        All tensors of an element have rows along their first axis; each local replica takes its
-        part.
+        A function of an element, to be called in a `tf.function`; it updates the model. All tensors of an
+        element have rows along their first axis, and each replica of this process takes its part.
 
     Raises:
-        ConfigError: The loss or the model cannot be divided.
+        ConfigError: The loss or the model cannot be computed in parts.
     """
     with distribution.strategy.scope():
         optimizer = built.model.optimizer
         build_once(built.model)
         if distribution.shares_batches:
-            # Keras's `apply` would clip each replica's own gradients before it sums them: Stoker sums
-            # before, so that the gradient of the global batch is clipped.
+            # Keras's `apply` clips the gradients of each replica before it sums them. Stoker sums them before,
+            # so that the gradient of the global batch is clipped.
             disable_gradient_reduction(getattr(optimizer, "inner_optimizer", optimizer))
     suit_kernels(built, distribution, xla=settings.xla)
     if settings.xla and _is_plain(distribution, settings) and has_builtin_optimizer(built.model):
@@ -169,17 +170,17 @@ def _make_replicated_step(
 
     @tf.autograph.experimental.do_not_convert
     def step(element: Any) -> StepResult:
-        # Read by the host: a replica's device may see only its own variables.
+        # Read the signals on the host, because a replica's device may see only its own variables.
         return whole_step(element, _signals(settings))
 
     return step
 
 
 def suit_kernels(built: BuiltModel, distribution: Distribution, *, xla: bool) -> None:
-    """Configure how optimizer and BatchNormalization are traced for one kind of step.
+    """Choose the kernels of optimizer and BatchNormalization for the next trace, with or without XLA.
 
-    XLA fuses Keras's operations itself; without XLA, TensorFlow's own kernels are faster. A
-    function that is already traced does not change.
+    XLA fuses Keras's operations itself; without XLA, TensorFlow's own kernels are faster. Functions that
+    are already traced do not change.
 
     Args:
         built: The compiled model.
@@ -197,7 +198,10 @@ def _make_gradients(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any, tf.Tensor], tuple[Gradients, tuple[tf.Tensor, ...]]]:
-    """Per replica: element, signals -> gradients of the global mean loss, equal on all."""
+    """Return the function of a replica: (element, signals) -> gradients of the global mean loss, and facts.
+
+    The results are equal on all replicas.
+    """
     one_pass = _make_pass(built, settings)
     seeds = keras_seeds(distribution.strategy)
     averages = distribution.shares_batches or settings.virtual_workers
@@ -259,7 +263,7 @@ def _make_sums(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any], PassSums]:
-    """Per replica: an element -> sums over the replica's rows of it."""
+    """Return the function of a replica: element -> sums over the replica's rows."""
     if settings.virtual_workers:
         return VirtualWorkers(
             load=load,
@@ -287,7 +291,7 @@ def _make_sums(
 
 
 def _is_plain(distribution: Distribution, settings: StepSettings) -> bool:
-    """Return whether a step is one pass of one replica over a whole element."""
+    """Return whether a step is a single pass of a single replica over a whole element."""
     passes = max(settings.accumulate, settings.virtual_workers)
     return passes == 1 and not distribution.shares_batches
 
@@ -335,7 +339,7 @@ def _make_one_program(
 def _make_pass(
     built: BuiltModel, settings: StepSettings
 ) -> Callable[..., tuple[tf.Tensor, Gradients]]:
-    """A batch, and the rows that update the metrics (default: all) -> loss, gradients."""
+    """Return the function of a pass: (batch, number of rows that update the metrics) -> loss, gradients."""
     model, forward_backward = built.model, _make_forward_backward(built)
     compiled = jit(forward_backward, role="gradients") if settings.xla else forward_backward
 
@@ -367,10 +371,10 @@ def _make_forward_backward(
 
 
 def unscaled_losses() -> AbstractContextManager[None]:
-    """Return a context in which a replica's loss is the mean over its rows.
+    """Return a context in which the loss of a replica is the mean over the replica's rows.
 
-    Keras divides it by the number of replicas, which is correct only if all replicas have equally
-    many rows and `compute_loss` is not overridden.
+    Without it, Keras divides this loss by the number of replicas, which is correct only if all replicas have
+    equally many rows and `compute_loss` is not overridden.
     """
     return _LOSSES_ARE_MEANS
 
@@ -394,12 +398,12 @@ def _make_passes(
     distribution: Distribution,
     settings: StepSettings,
 ) -> Callable[[Any, tf.Tensor, tf.Tensor], tuple[Gradients, tf.Tensor]]:
-    """Some rows of an element -> sums over them of gradient x rows and of loss x rows."""
+    """Return the function of a replica: (element, first row, rows) -> sums of gradients and losses over rows."""
     size = settings.batch_size
 
     def of_pass(element: Any, first: tf.Tensor, rows: tf.Tensor) -> tuple[Gradients, tf.Tensor]:
-        # A replica without rows uses rows of others with weight zero: all replicas draw equally
-        # many random numbers, and none computes the mean of nothing.
+        # A replica without rows uses rows of other replicas with weight zero. So all replicas draw equally
+        # many random numbers, and none of them computes a mean over 0 rows.
         last = tf.clip_by_value(first + rows, 1, rows_of(element))
         begin = tf.where(rows > 0, first, tf.maximum(0, last - size))
         batch = load(tf.nest.map_structure(lambda tensor: tensor[begin:last], element))
@@ -448,7 +452,7 @@ def _make_passes(
 
 
 def _statistics(model: Any) -> list[Any]:
-    """Return what layers learn without a gradient: BatchNorm's means and variances."""
+    """Return the variables that layers change without a gradient: BatchNorm's means and variances."""
     return [v for v in model.non_trainable_variables if v.dtype.startswith("float")]
 
 
@@ -459,8 +463,8 @@ def _make_apply(
         built, settings, replicas=max(distribution.replicas, settings.virtual_workers)
     )
     if not settings.xla or distribution.shares_batches or settings.virtual_workers:
-        # The update exchanges values between replicas, which XLA cannot compile; in an elastic
-        # training it is the same for one replica.
+        # Not compiled by XLA, because the update exchanges values between replicas. An elastic training with
+        # one replica must use the same form.
         return update
     compiled = jit(update, role="update")
 

@@ -1,4 +1,4 @@
-"""The results of one step, and the totals of several."""
+"""The results of a step, and the totals of several steps."""
 
 from __future__ import annotations
 
@@ -8,49 +8,49 @@ import tensorflow as tf
 
 
 class StepResult(NamedTuple):
-    """The result of one step, scalars."""
+    """The result of a step; all but `signals` are scalars."""
 
     loss_sum: tf.Tensor
     """Mean loss x rows."""
 
     rows: tf.Tensor
-    """Rows of the global batch, float32."""
+    """Number of rows of the global batch, float32."""
 
     finite: tf.Tensor
-    """Whether loss and gradients are finite; if not, no weight was changed. For steps that update
-    without checking: whether the loss is finite."""
+    """Whether loss and gradients are finite; if not, no weight was changed. For steps that update without a
+    check: whether the loss is finite."""
 
     signals: tf.Tensor
-    """[2] int32: how many workers must stop, and to save after this call."""
+    """[2] int32: how many workers must stop, and how many must save after this call."""
 
 
 class StepTotals(NamedTuple):
-    """The totals of some steps; scalars except `left`."""
+    """The totals of some steps; all but `signals` and `left` are scalars."""
 
     loss_sum: tf.Tensor
-    """Mean loss x rows; meaningless if a step was not finite."""
+    """Sum of mean loss x rows; meaningless if a step was not finite."""
 
     rows: tf.Tensor
-    """Rows of the steps, float32; meaningless likewise."""
+    """Number of rows of the steps, float32; meaningless if a step was not finite."""
 
     wait_s: tf.Tensor
     """Time blocked in next(iterator), seconds, float64."""
 
     steps: tf.Tensor
-    """Steps that changed the weights, int64; fewer than requested if the call ended early."""
+    """Number of steps that changed the weights, int64; fewer than requested if the call ended early."""
 
     finite: tf.Tensor
-    """False if the next step had a loss or gradient that is not finite; for steps that update
-    without checking, it may also be one of these steps."""
+    """False if the step after these had a loss or gradient that is not finite; for steps that update without a
+    check, it may also have been one of these steps."""
 
     signals: tf.Tensor
-    """[2] int32: how many workers must stop, and to save after this call."""
+    """[2] int32: how many workers must stop, and how many must save after this call."""
 
     last_loss: tf.Tensor
     """Mean loss of the last step, finite or not."""
 
     left: Any = ()
-    """Input that a call took and did not use, nested; see `StepInput`."""
+    """Input that the call took but did not use, nested; see `StepInput`."""
 
     def and_then(self, later: StepTotals) -> StepTotals:
         """Add the totals of later steps."""
@@ -63,7 +63,7 @@ class StepTotals(NamedTuple):
 
 
 def totals_of_step(result: StepResult) -> StepTotals:
-    """Return the totals of one step, without its wait for input."""
+    """Return the totals of a single step; its wait for input is 0."""
     return StepTotals(
         loss_sum=result.loss_sum,
         rows=result.rows,

@@ -1,10 +1,11 @@
 """The passes of an elastic training: a replica runs its virtual workers one after another.
 
-Every virtual worker begins a step with the same state. It draws its own random numbers and changes the
-statistics of BatchNormalization by its own rows. At the end of the step the statistics become their mean by
-rows, and the generators are equally far. So nothing has to be kept for each virtual worker between two steps,
-and no result depends on which replica ran which of them, except for the order of sums. These are float64, so
-that their rounding to float32 almost never depends on the order.
+Every virtual worker begins a step with the same state. It draws its own random numbers, and changes the
+statistics of BatchNormalization with its own rows. At the end of the step, the statistics become the mean over
+the virtual workers, weighted by rows, and all generators have drawn equally many numbers. So nothing must be
+stored for each virtual worker between two steps, and results do not depend on which replica runs which virtual
+worker, except for the order of sums. Sums are float64, so that after rounding to float32 they almost never depend
+on the order.
 """
 
 from __future__ import annotations
@@ -25,30 +26,30 @@ SUMS = tf.float64
 
 
 class PassSums(NamedTuple):
-    """Sums over the virtual workers of a replica, each weighted by its rows."""
+    """Sums over the passes of a replica, each weighted by its number of rows."""
 
     gradients: Gradients
-    """One per trainable variable; of virtual workers float64."""
+    """A gradient per trainable variable; float64 with virtual workers."""
 
     statistics: list[tf.Tensor]
-    """In the order of the statistics."""
+    """The statistics of layers, in the order of their variables."""
 
     loss_sum: tf.Tensor
-    """Mean loss x rows, scalar float32; of virtual workers float64."""
+    """Mean loss x rows, a float32 scalar; float64 with virtual workers."""
 
     rows: tf.Tensor
-    """Scalar of the same dtype."""
+    """Number of rows, a scalar of the same dtype as `loss_sum`."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class VirtualWorkers:
-    """The virtual workers of a replica; a function of an element, to be called where replicas run."""
+    """The virtual workers of a replica: a function of an element, to be called in `strategy.run`."""
 
     load: Callable[[Any], Any]
     """Converts a part of an element to a batch."""
 
     one_pass: Callable[[Any, tf.Tensor], tuple[tf.Tensor, Gradients]]
-    """A batch, and the rows that update the metrics -> loss, gradients."""
+    """Runs a pass: (batch, number of rows that update the metrics) -> loss, gradients."""
 
     weights: list[Any]
     """The model's trainable Keras variables."""
@@ -57,19 +58,19 @@ class VirtualWorkers:
     """Keras variables that become their mean over the virtual workers."""
 
     seeds: list[Any]
-    """Keras variables: the states of all generators that a step draws from."""
+    """Keras variables with the states of all generators from which a step draws."""
 
     distribution: Distribution
     """Devices that share the virtual workers."""
 
     count: int
-    """Virtual workers, over all replicas."""
+    """Number of virtual workers of all replicas."""
 
     batch_size: int
-    """Rows of a virtual worker in a full step."""
+    """Number of rows of a virtual worker in a full step."""
 
     worker_rows_only: bool
-    """Whether an element holds only this worker's rows of the global batch."""
+    """Whether an element contains only this worker's rows of the global batch."""
 
     def __call__(self, element: Any) -> PassSums:
         """Run the passes of this replica over its slices of an element."""
@@ -99,26 +100,28 @@ class VirtualWorkers:
             parallel_iterations=1,
         )
         for variable, seed in zip(self.seeds, seeds, strict=True):
-            # As far as the last one has drawn, all have drawn.
+            # All virtual workers have drawn equally many numbers, so take the states of the last one.
             variable.value.assign(tf.stack([seed[0], tf.identity(variable.value)[1]]))
         return sums
 
     def _slices(
         self, element: Any, replica: tf.Tensor, here: int
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """Rows of a slice, rows of the element before this replica's, and rows from there on.
+        """Return rows per slice; rows of the element before this replica's rows; and rows from there on.
 
-        Slices fill up one after the other: the last ones of a short step are short or empty.
+        Slices are filled one after another, so in a short step, the last slices are short or empty.
         """
         rows = rows_of(element)
         if not self.worker_rows_only:
-            # A batch of a user's own dataset may be larger than the first one.
+            # A batch of a user-defined dataset may be larger than the first one, on which `batch_size` is based.
             size = tf.maximum(self.batch_size, -(-rows // self.count))
             before = replica * here * size
             return size, before, tf.maximum(rows - before, 0)
         local = self.distribution.local_replicas
         before = tf.math.floormod(replica, local) * here * self.batch_size
-        has_own = rows <= local * here * self.batch_size  # else see `Calls.share_rows`
+        has_own = (
+            rows <= local * here * self.batch_size
+        )  # if not, see `Calls.share_rows`: these rows must not count
         return (
             tf.constant(self.batch_size),
             before,
@@ -126,9 +129,9 @@ class VirtualWorkers:
         )
 
     def _added(self, sums: PassSums, element: Any, begin: tf.Tensor, own: tf.Tensor) -> PassSums:
-        """Add one pass over the rows of an element from `begin` on, of which `own` count."""
-        # Without rows, a pass uses others with weight zero: all draw equally many random numbers, and
-        # none computes the mean of nothing.
+        """Add a pass over rows of an element that start at `begin`; only the first `own` rows count."""
+        # A pass without rows uses other rows with weight zero. So all virtual workers draw equally many random
+        # numbers, and none of them computes a mean over 0 rows.
         last = tf.clip_by_value(begin + own, 1, rows_of(element))
         start = tf.where(own > 0, begin, tf.maximum(0, last - self.batch_size))
         batch = self.load(tf.nest.map_structure(lambda tensor: tensor[start:last], element))

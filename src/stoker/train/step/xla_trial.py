@@ -1,9 +1,9 @@
-"""Finds out whether XLA makes a run faster, during training and without delaying it.
+"""Finds out whether XLA makes a run faster, while the run trains and without delaying it.
 
-The run begins with the step that needs no compiler. While one of its calls runs, this thread traces
-the step for XLA; another thread then has XLA compile it, with one call on copies of the variables.
-After that, both forms of the step take turns on the run's own batches, and the faster one is kept.
-A checkpoint records it, and from that checkpoint on it is the only one.
+The run begins with the form of the step that needs no compiler. During one of its calls, the main thread
+traces the step for XLA. Then another thread lets XLA compile it, with a call on copies of the variables. After
+that, both forms of the step take turns on the run's own batches, and the faster one is kept. A checkpoint
+records the decision, and after this checkpoint only the chosen form is used.
 """
 
 from __future__ import annotations
@@ -36,41 +36,41 @@ from stoker.train.step.step_totals import StepTotals
 _LOG = logging.getLogger(__name__)
 
 MIN_REMAINING_S = 60.0
-"""XLA does not start to compile if less of the run remains, by the speed of its steps."""
+"""XLA is tried only if at least this much time of the run remains, at the current speed, seconds."""
 
 PAIRS, MAX_PAIRS = 5, 51
-"""Calls of each form of the step that are compared, in pairs: minimum and maximum; odd, so that the
-median is one of them."""
+"""Minimum and maximum number of pairs of calls that are compared, a call of each form of the step. They are odd,
+so that the median is one of the measured times."""
 
 FORM_S = 0.5
-"""Target run time for each form of the step; short calls are compared in more pairs."""
+"""Target for the total time of the compared calls of each form, seconds: short calls need more pairs."""
 
 CALL_S = 0.25
-"""Least time of a compared call: short compared with the run, long compared with the clock and a
-scheduler's slice."""
+"""Target for the time of a compared call, seconds: short compared with the run, but long compared with the
+clock's resolution and the scheduler's time slice."""
 
 MARGIN = 1.02
-"""Least speedup: smaller ones are noise."""
+"""Minimum speedup for a switch to XLA: a smaller one is noise."""
 
 SWITCH_S = 1.0
-"""Least time that the rest of the run must gain from the switch, which costs a checkpoint."""
+"""Minimum time that the rest of the run must gain from the switch, seconds, because it costs a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallPlan:
-    """The form of the run's next call."""
+    """The plan of the run's next call."""
 
     steps: int
-    """How many."""
+    """Number of steps."""
 
     program: Program | None = None
-    """A form of the step other than the current one."""
+    """The form of the step that runs; None: the current one."""
 
     compared: bool = False
-    """Whether its time is used in the comparison."""
+    """Whether the time of the call is used in the comparison."""
 
     meanwhile: Callable[[], None] | None = None
-    """Work for this thread while another thread runs the call."""
+    """Work for the main thread while another thread runs the call; None: the main thread runs the call."""
 
     def run(self, call: Callable[[], StepTotals]) -> tuple[StepTotals, float]:
         """Run the call.
@@ -79,7 +79,7 @@ class CallPlan:
             call: Runs it.
 
         Returns:
-            The sums of its steps, and the seconds that they took.
+            The totals of its steps, and the time that they took, seconds.
         """
         if self.meanwhile is None:
             return _timed(call)
@@ -92,22 +92,22 @@ class CallPlan:
 def _timed(call: Callable[[], StepTotals]) -> tuple[StepTotals, float]:
     begun_s = time.monotonic()
     totals = call()
-    # When its numbers are here, the device has finished.
+    # Reading a number waits until the device has finished.
     int(totals.steps)
     return totals, time.monotonic() - begun_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """Which form of the step is kept."""
+    """The decision which form of the step is kept."""
 
     xla: bool
     why: str
-    """For the user, e.g. `1.31x (12.1 -> 9.2 ms a step)`."""
+    """Reason for the user, e.g. `1.31x (12.1 -> 9.2 ms per step)`."""
 
 
 class XlaTrial:
-    """One trial of XLA in a run; `decision` is set at its end."""
+    """The trial of XLA in a run; `decision` is None until its end."""
 
     def __init__(
         self,
@@ -121,7 +121,7 @@ class XlaTrial:
         Args:
             current: Returns the run's current step.
             position: The run's position.
-            wanted: Whether to hold a trial.
+            wanted: Whether XLA is tried.
         """
         self._current, self._position = current, position
         self._least_left_s = float(os.environ.get(TEST_SWITCH, MIN_REMAINING_S))
@@ -139,7 +139,7 @@ class XlaTrial:
 
     @property
     def in_progress(self) -> bool:
-        """Whether a second form of the step uses memory."""
+        """Whether the trial uses memory for a second form of the step."""
         compiling = self._compiling is not None and not self._compiling.ended
         return compiling or (self._program is not None and self.decision is None)
 
@@ -147,9 +147,9 @@ class XlaTrial:
         """Plan the next call.
 
         Args:
-            step_input: The call's input.
-            planned: Largest number of steps.
-            whole: Whether the call must have all of them.
+            step_input: The input of the call.
+            planned: Maximum number of steps.
+            whole: Whether the call must have exactly `planned` steps.
         """
         if not self.wanted or self.decision is not None:
             return CallPlan(steps=planned)
@@ -165,7 +165,7 @@ class XlaTrial:
             return CallPlan(steps=planned)
         steps = planned if whole else min(planned, max(1, round(CALL_S / self._step_s)))
         if not self._warm:
-            # Its first call loads the compiled program.
+            # The first call of the new form is not compared, because it loads the compiled program.
             self._warm = True
             return CallPlan(steps=1 if not whole else planned, program=self._program)
         if not self._pairs:
@@ -176,12 +176,12 @@ class XlaTrial:
         return CallPlan(steps=steps, compared=True, program=self._program if by_xla else None)
 
     def record_call(self, plan: CallPlan, steps: int, wall_s: float) -> None:
-        """Record a call.
+        """Record the time of a call.
 
         Args:
-            plan: The result of `plan_call`.
+            plan: The result of `plan_call` for this call.
             steps: Number of its steps.
-            wall_s: Seconds that they took.
+            wall_s: Time that they took, seconds.
         """
         if not self.wanted or self.decision is not None:
             return
@@ -197,8 +197,8 @@ class XlaTrial:
         """End the trial without XLA.
 
         Args:
-            why: For a person.
-            wait: Return when the compiler has ended too, which uses memory until then.
+            why: Reason for the user.
+            wait: Whether to wait until the compiler has ended; it uses memory until then.
         """
         if self.wanted and self.decision is None:
             self._decide(xla=False, why=why)
@@ -207,7 +207,7 @@ class XlaTrial:
             self._compiling = None
 
     def drop(self, why: str) -> None:
-        """End the trial without XLA, also if it has decided for XLA and nothing uses it yet."""
+        """End the trial without XLA, even if it has decided for XLA but no step has used it yet."""
         if self.wanted and self._program is not None and self._position.xla is None:
             self._decide(xla=False, why=why)
 
@@ -233,20 +233,20 @@ class XlaTrial:
         return self._step_s * (self._position.steps - self._position.step)
 
     def _plan_comparison(self, steps: int) -> None:
-        """Plan the turns; none if too few steps remain for the comparison and a gain after it."""
+        """Plan the order of the compared calls; end the trial if too few steps remain for a gain after it."""
         left = self._position.steps - self._position.step
         pairs = min(MAX_PAIRS, max(PAIRS, round(FORM_S / (steps * self._step_s)) | 1))
         if left < 4 * pairs * steps:
             self._decide(xla=False, why="not used, too few steps remain for a comparison")
             return
         for pair in range(pairs):
-            # The second one of a pair finds a machine warmed up by the first.
+            # The first call of a pair warms up the machine for the second one, so the forms change places.
             self._pairs += [True, False] if pair % 2 else [False, True]
 
     def _compare(self) -> None:
         before_s, after_s = median(self._step_times_s[False]), median(self._step_times_s[True])
         gain = before_s / after_s
-        comparison = f"{gain:.2f}x ({1e3 * before_s:.3g} -> {1e3 * after_s:.3g} ms a step)"
+        comparison = f"{gain:.2f}x ({1e3 * before_s:.3g} -> {1e3 * after_s:.3g} ms per step)"
         left = self._position.steps - self._position.step
         if gain < MARGIN:
             self._decide(xla=False, why=f"{comparison}, not used")
@@ -264,7 +264,7 @@ class XlaTrial:
 
 
 class _Compiling:
-    """A thread that has XLA compile a step, for each number of rows that it can have."""
+    """A thread in which XLA compiles a step, for each number of rows that the step can have."""
 
     def __init__(self, program: Program, step_input: StepInput, elements: list[Any]) -> None:
         self.error: str | None = None
@@ -299,7 +299,7 @@ class _Compiling:
 
     def _compile(self, element: Any) -> None:
         traced = self._program.traced
-        # Created here, not in the thread that trains, which continues meanwhile.
+        # Create the copies in this thread, so that training continues in the main thread.
         copies = copies_of_captures(traced)
         left = flat(element) if self._ahead else ()
         iterator = iter(tf.data.Dataset.from_tensors(element).repeat())
@@ -309,13 +309,13 @@ class _Compiling:
 
 
 def copies_of_captures(function: Any) -> list[tf.Variable]:
-    """Copies of all variables that a concrete function uses: same devices, same values.
+    """Return copies of all variables that a concrete function uses, on the same devices with the same values.
 
     Args:
         function: A concrete function.
 
     Returns:
-        One variable per captured one, in the order of `function.captured_inputs`.
+        A copy for each captured variable, in the order of `function.captured_inputs`.
     """
     copies = []
     for variable in _captured(function):
@@ -330,8 +330,8 @@ def call_on_copies(function: Any, args: Any, copies: Sequence[tf.Variable]) -> A
 
     Args:
         function: A concrete function.
-        args: Its arguments, nested; flattened in TensorFlow's order.
-        copies: From `copies_of_captures`.
+        args: Its arguments, nested; they are flattened in TensorFlow's order.
+        copies: The result of `copies_of_captures`.
     """
     left = iter(copies)
     captures = [
@@ -343,7 +343,7 @@ def call_on_copies(function: Any, args: Any, copies: Sequence[tf.Variable]) -> A
 
 
 def _copied(variable: tf.Variable) -> tf.Tensor:
-    """Its value in separate memory: a step may write a variable's memory in place."""
+    """Return a variable's value in separate memory, because a step may write the variable's memory in place."""
     value = variable.read_value()
     if value.dtype.is_floating or value.dtype.is_integer or value.dtype.is_complex:
         return value + tf.zeros([], value.dtype)
@@ -351,6 +351,6 @@ def _copied(variable: tf.Variable) -> tf.Tensor:
 
 
 def _captured(function: Any) -> list[tf.Variable | None]:
-    """The variable of each captured input; None for a tensor or another resource."""
+    """Return the variable of each captured input; None for a tensor or another resource."""
     variables = {id(variable.handle): variable for variable in function.graph.variables}
     return [variables.get(id(tensor)) for tensor in function.captured_inputs]

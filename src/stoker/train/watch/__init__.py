@@ -1,1 +1,1 @@
-"""What users watch during training: progress line, TensorBoard, and profiles on request."""
+"""Shows a training to users: progress line, TensorBoard, device time, and profiles on request."""

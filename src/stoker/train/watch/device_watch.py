@@ -1,9 +1,9 @@
-"""Reports how a run's devices spend their time: MFU after the first calls, and one short trace.
+"""Reports how a run's devices spend their time: MFU after the first calls, and a short trace.
 
-Both happen once per run and cost little: MFU takes a second at most, between two calls; the trace
-is taken and read by a separate thread while calls continue. If the run goes on with another step
-(XLA's, or a smaller one), that one is traced instead. Neither changes a step, and a failure is only
-reported in one line.
+Both are measured once per run and cost little. MFU takes at most a second, between two calls. A separate
+thread takes and reads the trace while calls continue. If the run continues with another step (compiled by
+XLA, or a smaller one), the new step is traced. Neither changes a step, and a failure is only reported in one
+line.
 """
 
 from __future__ import annotations
@@ -32,34 +32,35 @@ from stoker.train.model.keras_model import layer_types
 _LOG = logging.getLogger(__name__)
 
 PEAKS = "peaks.json"
-"""Name of the file with the peaks that were measured, in the folder of the stage `train`."""
+"""Name of the file with the measured peak rates, in the folder of the stage `train`."""
 
 WARM_CALLS = 2
-"""Calls before the first measurement and the trace: they trace, compile and fill buffers. A run may
-have few: a call has up to 50 steps, or a whole epoch."""
+"""Number of calls before MFU and trace are measured: these calls trace, compile and fill buffers. The number is
+small because a run may have few calls: a call has up to 50 steps, or a whole epoch."""
 
 CALLS_IN_TURN = 1
-"""More calls before the trace of a changed step: while two forms of the step take turns, each runs
-at most `WARM_CALLS` times in a row."""
+"""Number of additional calls before a changed step is traced: while two forms of the step take turns, each of
+them runs at most `WARM_CALLS` times in a row."""
 
 TRACED_STEPS = 5
-"""Steps in a trace, if they fit in its length."""
+"""Number of steps in a trace, if they fit in its maximum length."""
 
 MIN_TRACE_S, MAX_TRACE_S = 0.3, 2.0
-"""Length of a trace, seconds: enough for some steps of a small model, or a few of a large one."""
+"""Minimum and maximum length of a trace, seconds: enough for many steps of a small model, or a few of a large
+one."""
 
 LONGEST_END_S = 20.0
-"""Longest wait for the trace to be read at the end of a run, seconds."""
+"""Maximum time to wait at the end of a run until the trace is read, seconds."""
 
 
 class _Trace(threading.Thread):
-    """Takes one trace, and reads it."""
+    """A thread that takes a trace, and reads it."""
 
     def __init__(self, length_s: float, model: keras.Model) -> None:
         super().__init__(name="device-trace", daemon=True)
         self._length_s, self._model = length_s, model
         self.ended, self.free = threading.Event(), threading.Event()
-        """Set to end the trace; and set when another profiler can start."""
+        """`ended` is set to end the trace; `free` is set when another profiler can start."""
         self.cancelled = False
         self.found: DeviceTime | None = None
         self.why = ""
@@ -80,7 +81,7 @@ class _Trace(threading.Thread):
             self.why = str(error)
             _LOG.warning("the device's time by kernel is not known: %s", error)
         except Exception as error:  # noqa: BLE001 - see below
-            # Whatever a trace holds that was not foreseen, training goes on.
+            # Training must continue, even if the trace has content that was not foreseen.
             self.why = f"the trace cannot be read ({type(error).__name__}: {error})"
             _LOG.exception("the device's time by kernel is not known")
         self.took_s = time.monotonic() - begun_s
@@ -95,10 +96,10 @@ class DeviceWatch:
         """Set what the watch may do.
 
         Args:
-            folder: Folder of the stage `train`; stores the peaks.
+            folder: Folder of the stage `train`; receives the file of peak rates.
             replicas: Number of devices that compute together.
-            forbidden: Why no trace may be taken; empty if it may.
-            wall: Accounts for the time that measuring takes.
+            forbidden: Why no trace may be taken; empty if a trace may be taken.
+            wall: Accounts for the time that the measurements take.
         """
         self._peaks = PeakFile(folder / PEAKS)
         self._replicas, self._why = replicas, forbidden
@@ -116,21 +117,22 @@ class DeviceWatch:
     def begin(
         self, model: keras.Model, *, per_epoch: int, inputs: Callable[[], Any] = lambda: None
     ) -> None:
-        """Training starts or resumes.
+        """Call this when training starts or resumes.
 
         Args:
             model: The built and compiled model.
-            per_epoch: Steps per epoch: the validation after them is not traced.
-            inputs: As for `count_flops`, of a step's batch: a model may leave sizes open.
+            per_epoch: Number of steps per epoch: the validation after an epoch is not traced.
+            inputs: Returns the specs of a step's batch, for `count_flops`, because a model may not fix all
+                sizes.
         """
         if can_trace():
             self._model, self._per_epoch, self._inputs = model, per_epoch, inputs
 
     def step_changed(self, *, stays: bool) -> None:
-        """The next call is one of another step: no trace holds both.
+        """Call this if the next call runs another step, because a trace must not contain both steps.
 
         Args:
-            stays: Whether the run goes on with it; then that one is traced.
+            stays: Whether the run continues with the new step, so that the new step is traced.
         """
         self._calls = -CALLS_IN_TURN
         if self._trace is not None:
@@ -140,7 +142,7 @@ class DeviceWatch:
             self._found = None
 
     def before(self) -> None:
-        """A call is about to begin."""
+        """Call this before a call of steps; it may start the trace."""
         self._call_begun_s = time.monotonic()
         due = self._calls >= WARM_CALLS and self._rate is not None
         if due and self._model is not None and not self._why and self._is_missing():
@@ -150,7 +152,7 @@ class DeviceWatch:
             outlives_python(self._trace, does="the trace of the device is read")
 
     def _is_missing(self) -> bool:
-        """Whether no trace exists or is in progress; reads one that has ended."""
+        """Return whether there is no trace, neither ended nor in progress; store the result of an ended one."""
         if self._trace is not None and not self._trace.is_alive():
             trace, self._trace = self._trace, None
             self._trace_s += trace.took_s
@@ -159,7 +161,7 @@ class DeviceWatch:
         return self._trace is None and self._found is None and not self._why
 
     def after(self, step: int, *, steps: int) -> None:
-        """A call with this many steps has ended at this step."""
+        """Call this when a call of `steps` steps has ended at `step`; it may measure MFU, and end the trace."""
         if self._model is None:
             return
         self._calls += 1
@@ -170,18 +172,18 @@ class DeviceWatch:
             self._rate = self._measured_rate(self._model)
 
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:
-        """MFU at a speed, if it is known."""
+        """Return the metric MFU at this speed; empty if it is unknown."""
         mfu = self._mfu(samples_per_s)
         return {} if mfu is None else {catalogue.MFU.tensorboard: mfu}
 
     def release(self) -> None:
-        """End a trace in progress, because another profiler starts; it is read meanwhile."""
+        """End a trace in progress, because another profiler starts; do not wait until the trace is read."""
         if self._trace is not None:
             self._trace.ended.set()
             self._trace.free.wait(LONGEST_END_S)
 
     def finish(self) -> None:
-        """End a trace in progress, because the run ends, and wait until it is read."""
+        """End a trace in progress, because the run ends, and wait until the trace is read."""
         if self._trace is not None:
             self._trace.ended.set()
             self._trace.join(LONGEST_END_S)
@@ -191,13 +193,13 @@ class DeviceWatch:
         """The results, as JSON values.
 
         Args:
-            samples_per_s: Mean over the whole run.
-            step: Facts about its steps; the MFU is added.
+            samples_per_s: Mean number of samples per second of the whole run.
+            step: Facts about the run's steps; the MFU is added to them.
         """
         self.finish()
         if self._model is None:
             return {"mfu": None, "device_time": None}
-        # A run of very few calls has none yet.
+        # After very few calls, the MFU is not measured yet: measure it now.
         rate = self._rate = self._rate or self._measured_rate(self._model)
         mfu = self._mfu(samples_per_s)
         facts = {
@@ -224,20 +226,20 @@ class DeviceWatch:
 
 
 def forbids_trace(callbacks: Iterable[keras.callbacks.Callback], *, profile: str | None) -> str:
-    """Why no trace may be taken; empty if it may.
+    """Return why no trace may be taken; empty if a trace may be taken.
 
-    A process can run only one profiler, and the user's takes precedence.
+    A process can run only one profiler at a time, and the user's profiler takes precedence.
 
     Args:
-        callbacks: The user's.
-        profile: `train.tensorboard.profile` of the settings.
+        callbacks: The user's callbacks.
+        profile: The setting `train.tensorboard.profile`.
     """
     if profile is not None:
         return "train.tensorboard.profile asks for a profile of its own"
     for callback in callbacks:
         name = type(callback).__name__
         if isinstance(callback, keras.callbacks.TensorBoard):
-            # Without steps to profile it leaves the profiler alone.
+            # Without steps to profile, the callback does not use the profiler.
             if getattr(callback, "_should_trace", True):
                 return f"the callback {name} profiles steps itself"
         elif _speaks_of_profiler(type(callback)):

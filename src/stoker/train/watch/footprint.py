@@ -11,38 +11,38 @@ import keras
 import tensorflow as tf
 
 _NOT_ACTIVATIONS = ("ReadVariableOp", "Const", "Placeholder")
-"""Operations whose output takes no memory of its own: a weight, a constant, the batch."""
+"""Operations whose output needs no additional memory: it is a weight, a constant, or the batch."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Footprint:
-    """Bytes on each device with a replica."""
+    """The memory that training needs on each device with a replica."""
 
     parameters: int
-    """Number of weights."""
+    """Number of parameters."""
 
     trainable: int
-    """Number of trainable weights."""
+    """Number of trainable parameters."""
 
     weights_bytes: int
-    """Size of the weights."""
+    """Size of the weights, bytes."""
 
     gradients_bytes: int
-    """One gradient per trainable weight."""
+    """Size of the gradients of all trainable weights, bytes."""
 
     optimizer_bytes: int
-    """Variables of the optimizer, for example its moments."""
+    """Size of the optimizer's variables, for example its moments, bytes."""
 
     activations_bytes: int
-    """Outputs of the forward pass that the backward pass reads, for one batch of a replica. An
-    estimate: XLA keeps less, temporary results are not included, loops are not examined."""
+    """Size of the outputs of the forward pass that the backward pass reads, for a batch of a replica, bytes. It is
+    an estimate: XLA keeps less, temporary results are not included, and loops are not examined."""
 
     largest: tuple[tuple[str, int], ...]
-    """The largest of them: name in the graph and bytes."""
+    """Name in the graph and size in bytes of the largest activations."""
 
     @property
     def total_bytes(self) -> int:
-        """Sum of all parts."""
+        """Sum of all parts, bytes."""
         return (
             self.weights_bytes + self.gradients_bytes + self.optimizer_bytes
         ) + self.activations_bytes
@@ -51,11 +51,11 @@ class Footprint:
 def measure_footprint(
     model: keras.Model, loss_of: Callable[[Any], tf.Tensor], batch: Any, *, shown: int = 5
 ) -> Footprint:
-    """Trace one pass and add up the memory that it needs; nothing is run or changed.
+    """Trace a pass and add up the memory that it needs; nothing is run or changed.
 
     Args:
-        model: Built and compiled.
-        loss_of: Computes a batch's loss with a forward pass as in training.
+        model: The built and compiled model.
+        loss_of: Computes the loss of a batch with a forward pass as in training.
         batch: Tensors for `loss_of`; only their shapes and dtypes are used.
         shown: Number of the largest activations to name.
     """
@@ -76,12 +76,12 @@ def measure_footprint(
 def _kept_for_backward(
     model: keras.Model, loss_of: Callable[[Any], tf.Tensor], batch: Any
 ) -> list[tf.Tensor]:
-    """Return outputs of the forward pass that operations of the backward pass read."""
+    """Return the outputs of the forward pass that operations of the backward pass read."""
     kept: dict[str, tf.Tensor] = {}
 
     def trace(batch: Any) -> tf.Tensor:
         weights = [variable.value for variable in model.trainable_variables]
-        # Writes to variables are dropped.
+        # The scope drops all writes to variables.
         with keras.StatelessScope(), tf.GradientTape() as tape:
             loss = loss_of(batch)
         graph = tf.compat.v1.get_default_graph()

@@ -1,4 +1,4 @@
-"""Decides when TensorBoard gets histograms, embeddings and the graph."""
+"""Decides when histograms, embeddings and the graph are written for TensorBoard."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from stoker.train.watch.summaries import (
 _LOG = logging.getLogger(__name__)
 
 MAX_SHARE = 0.01
-"""Largest share of the wall time since training began that histograms may take, if the settings do
-not say how often they are shown; `FREE_S` is allowed in any case."""
+"""Maximum share of the wall time since the start of training that histograms may take, if the settings contain
+no interval for them; they may always take `FREE_S`."""
 
 FREE_S = 0.5
-"""Time that histograms may take in any case, seconds: a short training shows them all."""
+"""Time that histograms may always take, seconds, so that a short training shows all of them."""
 
 SMALL_WEIGHTS = 1_000_000
-"""Largest model (in weights) that shows its gradients before the first step: in a larger one, the
-pass for them would delay that step."""
+"""Maximum number of parameters of a model whose gradients are shown before the first step: for a larger model,
+the pass that computes them would delay this step."""
 
 GRADIENTS_S = 4.0
-"""Assumed time of the first pass for the gradients of a larger model, seconds, as TensorBoard took
-for ResNet-50 on an H200: they are first shown when that is within `MAX_SHARE` of the time."""
+"""Assumed time of the first pass for the gradients of a larger model, seconds: measured with ResNet-50 on an
+H200. The gradients are shown as soon as this time is within `MAX_SHARE` of the wall time."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -53,7 +53,7 @@ class WatchSchedule:
 
 
 class ModelWatch:
-    """Writes histograms and embeddings between calls of the step, when they are due."""
+    """Writes histograms and embeddings for TensorBoard between calls of the step, when they are due."""
 
     def __init__(
         self,
@@ -68,12 +68,12 @@ class ModelWatch:
         """Check the settings.
 
         Args:
-            model: The compiled model, built.
-            writer: Receives everything.
+            model: The compiled and built model.
+            writer: Receives the data for TensorBoard.
             schedule: What is shown, and how often.
-            loss_of: See `gradients_of`; always of the same batch, so that differences come
-                from the model.
-            terms: See `embeddings_of`.
+            loss_of: See `gradients_of`. It always uses the same batch, so that all differences come from
+                the model.
+            terms: The argument `chosen` of `embeddings_of`.
             now_s: A monotonic clock, seconds.
 
         Raises:
@@ -108,7 +108,7 @@ class ModelWatch:
         self._writer.graph(partial(graph_bytes, graph))
 
     def after(self, step: int, *, steps: int) -> None:
-        """Show what has become due in a call of this many steps that ended at this step."""
+        """Show what has become due during a call of `steps` steps that ended at `step`."""
         done = step - steps
         if self._every and step // self._every > done // self._every:
             self._within_budget(
@@ -118,7 +118,7 @@ class ModelWatch:
             self._writer.embeddings(embeddings_of(self._model, self._terms))
 
     def new_gradient_norm(self) -> float | None:
-        """Return the norm that came with the newest histograms of gradients; once, then None."""
+        """Return the norm of the gradients of the newest histograms; None if it was returned before."""
         norm, self._norm = self._norm, None
         return norm
 
@@ -140,9 +140,9 @@ class ModelWatch:
         if self._may_thin and self._usual_s and self._spent_s + self._usual_s > most_s:
             if not self._thinned:
                 _LOG.warning(
-                    "TensorBoard: histograms take %.2f s each time, so they are shown less often "
-                    "than each epoch: at most %.0f %% of the training's time. Set "
-                    "train.tensorboard.histograms_every_steps to set the interval",
+                    "TensorBoard: histograms take %.2f s each time, so they are not shown after every "
+                    "epoch, to use at most %.0f %% of the training's time. Set an interval with "
+                    "train.tensorboard.histograms_every_steps",
                     self._usual_s,
                     100 * MAX_SHARE,
                 )
@@ -162,6 +162,6 @@ class ModelWatch:
             try:
                 self._writer.histograms(step, look())
             except tf.errors.OpError as error:
-                # E.g. no memory for one pass next to the training step: training continues without.
-                _LOG.warning("no histograms of %s from here on: %s", what, first_line(error))
+                # E.g. memory is too small for a pass in addition to the step: training continues without histograms.
+                _LOG.warning("no more histograms of %s: %s", what, first_line(error))
                 del self._looks[what]

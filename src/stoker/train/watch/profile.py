@@ -1,9 +1,8 @@
-"""Profiles some steps on request of the settings or of a file.
+"""Profiles some steps if the settings or a file request it.
 
-At run time a profile is requested by a file named `profile` in the folder of the stage `train`. A
-file instead of a signal: it needs no process id, reaches a container or another host over a shared
-folder, can hold the number of steps, and cannot kill a process that has no handler yet, as SIGUSR2
-does.
+During a run, a file named `profile` in the folder of the stage `train` requests a profile. Unlike a signal,
+a file needs no process ID, reaches a container or another host over a shared folder, can contain the number
+of steps, and cannot kill a process that has no signal handler yet.
 """
 
 from __future__ import annotations
@@ -23,17 +22,17 @@ from stoker.train.config import profiled_steps
 _LOG = logging.getLogger(__name__)
 
 REQUEST = "profile"
-"""Name of the file that requests a profile; it may hold the number of steps."""
+"""Name of the file that requests a profile; the file may contain the number of steps."""
 
 DEFAULT_STEPS = 20
-"""Steps of a profile if the request has no number: enough to see how they vary."""
+"""Number of steps of a profile if the request contains no number: enough to see how steps vary."""
 
 MAX_STEPS = 1_000
-"""Most steps of a profile: a trace is in memory until its end."""
+"""Maximum number of steps of a profile, because a trace is in memory until its end."""
 
 POLL_EVERY_S = 1.0
-"""Shortest interval between two checks for the file, seconds: a call of short steps takes less time
-than a shared folder's answer."""
+"""Minimum interval between two checks for the file, seconds: a shared folder may take longer to answer than a
+call of short steps."""
 
 
 class StepProfiler:
@@ -55,12 +54,12 @@ class StepProfiler:
         """Store the arguments and the request of the settings.
 
         Args:
-            folder: Folder in which the file `profile` is expected.
+            folder: Folder in which the file `profile` may appear.
             tensorboard: Folder for the profiles.
-            steps: `START:STOP` from the settings.
-            cuts: Whether calls are shortened so that a profile holds exactly its steps. Not with
-                several workers, which must make the same calls: their profiles hold whole calls.
-            before_start: Called before the profiler starts; ends Stoker's own trace.
+            steps: `START:STOP` from the settings; None: no profile.
+            cuts: Whether calls are shortened so that a profile contains exactly the requested steps. Several
+                workers must make the same calls, so their profiles contain whole calls.
+            before_start: Called before the profiler starts; it ends Stoker's own trace.
         """
         self._cuts, self._before_start = cuts, before_start
         self._request = folder / REQUEST
@@ -74,11 +73,11 @@ class StepProfiler:
         """Start a profile if one is due in the next call.
 
         Args:
-            step: Steps done.
-            steps: Planned steps of the call.
+            step: Number of steps done.
+            steps: Planned number of steps of the call.
 
         Returns:
-            Steps that the call should have, at least one.
+            Number of steps that the call should have, at least one.
         """
         if self._last is None:
             self._poll_request(step)
@@ -95,12 +94,12 @@ class StepProfiler:
         return steps
 
     def after(self, step: int) -> None:
-        """A call has ended and its results are available: stop a complete profile."""
+        """Call this when a call has ended and its results are available; it stops a complete profile."""
         if self._last is not None and step >= self._last:
             self._stop(step)
 
     def close(self, step: int) -> None:
-        """Training ends after this many steps: write an incomplete profile."""
+        """Call this when training ends after this many steps; it writes an incomplete profile."""
         if self._last is not None:
             self._stop(step)
 

@@ -1,4 +1,4 @@
-"""The progress of training as one line."""
+"""Shows the progress of training as a line."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ _SPEED: Final = {metric.tensorboard for metric in catalogue.SPEED}
 
 
 class ProgressLine:
-    """Makes the line; stores the newest value of each metric.
+    """Creates the progress line; stores the newest value of each metric.
 
-    The remaining time is not included: the caller knows the progress of the whole run.
+    The line does not contain the remaining time, which only the caller knows.
     """
 
     def __init__(self, *, steps: int, epochs: int, monitor: str) -> None:
         """Store the totals.
 
         Args:
-            steps: Total steps.
-            epochs: Total epochs.
-            monitor: The metric that selects the best epoch; shown next to the loss.
+            steps: Number of steps of the whole run.
+            epochs: Number of epochs of the whole run.
+            monitor: The metric that selects the best epoch; it is shown next to the loss.
         """
         self._steps = steps
         self._epochs = epochs
@@ -34,10 +34,10 @@ class ProgressLine:
         """Return the line.
 
         Args:
-            step: Steps done.
-            epoch: Epochs finished.
-            scalars: The metrics by their names in the catalog; U (`busy_fraction`) and MFU (`mfu`)
-                if known.
+            step: Number of steps done.
+            epoch: Number of finished epochs.
+            scalars: New metrics by their TensorBoard names in the catalog, including U (`busy_fraction`) and
+                MFU (`mfu`) if they are known.
 
         Returns:
             E.g. `epoch 3/10, step 1,250/4,000, 12.3 ms/step, 10,412 samples/s, U 93%, MFU 4.2%,

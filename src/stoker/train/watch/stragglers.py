@@ -1,7 +1,7 @@
-"""Finds a worker that is slower than the others, by the local step time of each.
+"""Finds workers that are slower than others, from the local step time of each worker.
 
-Each worker writes its own to a file next to the run's output once a second; the first one reads them all. All
-workers see the run's folder at the same path, on one machine or several.
+Once per second, each worker writes its own time to a file next to the run's output, and the first worker reads all
+files. All workers see the run's folder at the same path, on one or several machines.
 """
 
 from __future__ import annotations
@@ -22,14 +22,14 @@ from stoker.core.incarnation import is_newest
 _LOG = logging.getLogger(__name__)
 
 RATIO = 1.2
-"""A straggler's local step time is above that of the others' median by this factor."""
+"""A worker is a straggler if its local step time is more than this many times the median of the others."""
 
 EVERY_S = 1.0
-"""Pause between two looks, seconds."""
+"""Pause before each worker writes its time again, seconds."""
 
 
 def ratios(medians_s: Mapping[str, float]) -> dict[str, float]:
-    """Return each worker's local step time, divided by the median of the others'.
+    """Return worker -> its local step time, divided by the median of the other workers' times.
 
     Args:
         medians_s: Worker -> its local step time, seconds.
@@ -43,7 +43,7 @@ def ratios(medians_s: Mapping[str, float]) -> dict[str, float]:
 
 
 class Stragglers:
-    """Exchanges the local step times of all workers; a context manager."""
+    """A context manager that exchanges the local step times of all workers."""
 
     def __init__(
         self, folder: Path, *, rank: int, median_s: Callable[[], float | None], reads: bool
@@ -51,11 +51,11 @@ class Stragglers:
         """Store the arguments.
 
         Args:
-            folder: For the files, shared by all workers.
-            rank: Of this worker.
-            median_s: Its local step time; called by another thread.
-            reads: Whether this worker reads the others' files, reports stragglers, and removes the
-                folder at the end.
+            folder: Folder for the files, shared by all workers.
+            rank: Rank of this worker.
+            median_s: Returns the local step time of this worker; called by another thread.
+            reads: Whether this worker reads all files, reports stragglers, and removes the folder at the
+                end.
         """
         self._folder, self._rank, self._median_s, self._reads = folder, rank, median_s, reads
         self._medians_s: dict[str, float] = {}
@@ -71,11 +71,11 @@ class Stragglers:
 
     @property
     def ratios(self) -> Mapping[str, float]:
-        """Worker -> its local step time over that of the others."""
+        """Worker -> its local step time, divided by the median of the other workers' times."""
         return self._ratios
 
     def line(self) -> str:
-        """Return the part of the progress line about stragglers; "" without one."""
+        """Return the part of the progress line about stragglers; empty without stragglers."""
         slow = {worker: ratio for worker, ratio in self._ratios.items() if ratio > RATIO}
         return ", ".join(f"worker {worker} slow {ratio:.1f}x" for worker, ratio in slow.items())
 
@@ -85,7 +85,7 @@ class Stragglers:
 
     def __enter__(self) -> Self:
         if self._reads and is_newest():
-            # Only this worker makes the folder: no other one brings it back after its end.
+            # Only this worker creates the folder, so that no other worker creates it again after its end.
             shutil.rmtree(self._folder, ignore_errors=True)
             with contextlib.suppress(OSError):
                 self._folder.mkdir(parents=True)
@@ -95,7 +95,7 @@ class Stragglers:
     def __exit__(self, *_: object) -> None:
         self._over.set()
         self._thread.join()
-        if self._reads and is_newest():  # else it is the folder of a later start of the job
+        if self._reads and is_newest():  # if not, a later start of the job uses the folder
             self._tell()
             self._look()
             shutil.rmtree(self._folder, ignore_errors=True)
@@ -126,7 +126,7 @@ class Stragglers:
                 continue
             if worker not in self._worst:
                 _LOG.warning(
-                    "worker %s is slow: %.3g ms from one all-reduce to the next, %.1f x the others",
+                    "worker %s is slow: %.3g ms between two all-reduces, %.1f times the median of the others",
                     worker,
                     1e3 * self._medians_s[worker],
                     ratio,

@@ -1,6 +1,6 @@
-"""TensorBoard data of a model: histograms of weights and gradients, graph, labeled embeddings.
+"""Computes TensorBoard data of a model: histograms of weights and gradients, graph, labeled embeddings.
 
-The model does not change: no weight, seed or moving average.
+The model does not change: neither weights nor seeds nor moving averages.
 """
 
 from __future__ import annotations
@@ -20,23 +20,24 @@ from stoker.telemetry.writers.summaries import Embedding, Histogram
 from stoker.train.model.keras_model import walk_layers
 
 BUCKETS = 30
-"""Buckets of a histogram; TensorBoard's default."""
+"""Number of buckets of a histogram, TensorBoard's default."""
 
 MAX_POINTS = 20_000
-"""Most vectors of a layer in the projector: browsers draw no more smoothly. Vocabulary ids are
-sorted by falling frequency, so the first ones matter most."""
+"""Maximum number of vectors of a layer in the projector: browsers cannot draw more smoothly. Vocabulary ids are
+sorted by descending frequency, so the first ones are shown."""
 
 LARGEST_CONSTANT_BYTES = 1 << 10
-"""Larger constants of the graph are removed: TensorBoard does not show them."""
+"""Maximum size of a constant in the graph, bytes. Larger ones are removed, because TensorBoard does not show
+them."""
 
 _LARGEST = 1e38
-"""Half of float32's range: the width of a histogram must not overflow."""
+"""Half of the largest float32: values are limited to it, so that the width of a histogram cannot overflow."""
 
 
 def weight_histograms(model: keras.Model) -> dict[str, Histogram]:
     """Return `weights/<path>` -> histogram, for every float weight."""
     return {
-        # The first replica of this worker, so that no other worker is needed.
+        # Read the first replica of this worker, so that no other worker must take part.
         f"weights/{variable.path}": histogram(
             getattr(variable.value, "values", [variable.value])[0]
         )
@@ -46,15 +47,16 @@ def weight_histograms(model: keras.Model) -> dict[str, Histogram]:
 
 
 def gradients_of(model: keras.Model, loss_of: Callable[[], tf.Tensor]) -> dict[str, Any]:
-    """Return the path of each trainable weight -> its gradient, computed by one additional pass.
+    """Compute gradients with an additional pass; return path of the weight -> gradient.
 
     Args:
         model: The compiled model.
-        loss_of: Computes one batch's loss as in training; its writes to Keras variables (moving
+        loss_of: Computes the loss of a batch as in training; its writes to Keras variables (moving
             averages, seeds, metrics) are dropped.
 
     Returns:
-        Every trainable weight that the loss depends on; for an embedding, the rows in the batch.
+        The gradients of all trainable weights on which the loss depends; for an Embedding, only of the rows
+        in the batch.
     """
     state = [(v, tf.identity(v.value)) for v in model.variables]
     trainable = {id(v) for v in model.trainable_variables}
@@ -62,7 +64,7 @@ def gradients_of(model: keras.Model, loss_of: Callable[[], tf.Tensor]) -> dict[s
         watched = [(v, value) for v, value in state if id(v) in trainable]
         values = [value for _, value in watched]
         tape.watch(values)
-        # A small float16 gradient would be zero: scale it as in training, and back.
+        # Scale the loss as in training, because small gradients in float16 would be zero.
         scale = model.optimizer.scale_loss(tf.constant(1.0))
         loss = loss_of() * scale
     gradients = tape.gradient(loss, values)
@@ -74,28 +76,28 @@ def gradients_of(model: keras.Model, loss_of: Callable[[], tf.Tensor]) -> dict[s
 
 
 def gradient_histograms(gradients: Mapping[str, Any]) -> dict[str, Histogram]:
-    """Return `gradients/<path>` -> histogram, of what `gradients_of` returns.
+    """Return `gradients/<path>` -> histogram, for the result of `gradients_of`.
 
-    Values that overflow (float16, before the loss scale has settled) are left out.
+    Values that overflow are left out: in float16, before the loss scale has settled.
     """
     return {f"gradients/{path}": histogram(gradient) for path, gradient in gradients.items()}
 
 
 def global_norm(gradients: Mapping[str, Any]) -> float:
-    """Return the norm of all gradients together, of what `gradients_of` returns; 0 without any."""
+    """Return the global norm of all gradients in the result of `gradients_of`; 0 without gradients."""
     if not gradients:
         return 0.0
     return float(tf.linalg.global_norm([tf.cast(g, tf.float32) for g in gradients.values()]))
 
 
 def histogram(values: Any) -> Histogram:
-    """Return the histogram of a tensor's finite values; without any, it has no bucket.
+    """Return the histogram of a tensor's finite values; without finite values, it has no buckets.
 
     Args:
         values: Floats of any shape; they stay on their device, which returns 30 counts.
 
     Returns:
-        [buckets, 3] left edge, right edge, count.
+        [buckets, 3]: left edge, right edge, count.
     """
     flat = tf.reshape(tf.cast(tf.convert_to_tensor(values), tf.float32), [-1])
     low, high, counts = (part.numpy() for part in _counted(flat))
@@ -114,7 +116,7 @@ def _counted(flat: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
 
     def of_some() -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         low, high = tf.reduce_min(finite), tf.reduce_max(finite)
-        # `histogram_fixed_width` refuses values that are all equal.
+        # `histogram_fixed_width` refuses values that are all equal, so they get a single bucket.
         places = tf.math.divide_no_nan(finite - low, high - low) * BUCKETS
         buckets = tf.minimum(tf.cast(places, tf.int32), BUCKETS - 1)
         return low, high, tf.math.bincount(buckets, minlength=BUCKETS, maxlength=BUCKETS)
@@ -145,11 +147,11 @@ def embeddings_of(
 
     Args:
         model: A model with Embedding layers, which may be nested.
-        chosen: Path of a layer (its name, if it is not nested) -> the terms of its first ids; later
-            ids are buckets for unknown words. None: no labels.
+        chosen: Path of a layer (its name, if it is not nested) -> the terms of its first ids, or None for
+            no labels. Later ids are buckets for unknown words.
 
     Raises:
-        ConfigError: The Embedding layer does not exist; the error suggests the nearest one.
+        ConfigError: The Embedding layer does not exist; the error suggests a similar name.
     """
     layers = {
         path: layer
@@ -184,16 +186,16 @@ def vocabulary_terms(transform: AnyTransform, name: str) -> list[str]:
     """Return the terms of a vocabulary in the order of their ids.
 
     Args:
-        transform: The transform that learned it.
-        name: An output made with it, or its `vocab_filename`.
+        transform: The transform that contains the vocabulary.
+        name: A feature that is made with the vocabulary, or its `vocab_filename`.
 
     Raises:
-        ConfigError: The vocabulary does not exist; the error suggests the nearest one.
+        ConfigError: The vocabulary does not exist; the error suggests a similar name.
     """
-    # Raises an error that says what is wrong with the name.
+    # This call raises an error that says what is wrong with the name.
     transform.output.vocabulary_size(name)
     if not isinstance(transform, Transform):
-        raise RuntimeError("only a transform of Stoker has vocabularies")
+        raise RuntimeError("only Stoker's own transform has vocabularies")
     spec = transform.spec
     ids = spec.ids.get(name)
     vocabulary = spec.vocabularies[ids.vocabulary if ids and ids.vocabulary else name]

@@ -1,4 +1,4 @@
-"""Observers of the training loop, which do not change the run."""
+"""Observers of the training loop, which do not change its results."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from stoker.train.watch.profile import StepProfiler
 
 
 class Watch:
-    """Observer of the training loop; this one does nothing, for other workers or without TensorBoard."""
+    """Observer of the training loop. This base class does nothing; other workers than the chief use it."""
 
     def begin(
         self,
@@ -31,14 +31,14 @@ class Watch:
         loss_of: Callable[[], tf.Tensor],
         inputs: Callable[[], Any],
     ) -> None:
-        """Training starts or resumes after this many steps.
+        """Called when training starts or resumes after this many steps.
 
         Args:
-            model: Compiled, built, in its current state.
-            step: Steps done.
-            per_epoch: Steps of an epoch.
-            loss_of: Computes one batch's loss as in training; always for the same batch.
-            inputs: Returns the model's inputs in a step, nested `tf.TensorSpec`s; None if unknown.
+            model: The compiled and built model in its current state.
+            step: Number of steps done.
+            per_epoch: Number of steps per epoch.
+            loss_of: Computes the loss of a batch as in training; always of the same batch.
+            inputs: Returns the specs of the model's inputs in a step, nested; None if unknown.
         """
 
     def next_steps(self, step: int, steps: int) -> int:  # noqa: ARG002 - subclasses use it
@@ -46,20 +46,20 @@ class Watch:
         return steps
 
     def step_changed(self, *, stays: bool) -> None:
-        """The next call runs another step; `stays`: later calls too."""
+        """Called before a call that runs another step; `stays`: whether later calls run it, too."""
 
     def graph(self, graph: tf.Graph) -> None:
-        """The graph of a step is known."""
+        """Called when the graph of a step is known."""
 
     def after(self, step: int, *, steps: int) -> None:
-        """A call of this many steps has ended at this step."""
+        """Called when a call of `steps` steps has ended at `step`."""
 
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:  # noqa: ARG002 - as above
         """Return additional metrics for a call with this speed."""
         return {}
 
     def close(self, step: int) -> None:
-        """Training ends after this many steps."""
+        """Called when training ends after this many steps."""
 
 
 class RunWatch(Watch):
@@ -78,12 +78,12 @@ class RunWatch(Watch):
         """Store the arguments.
 
         Args:
-            board: Receives everything.
-            config: The user's section.
+            board: Receives the data for TensorBoard.
+            config: The user's section `train.tensorboard`.
             terms: Embedding layer -> the terms of its ids; see `embeddings_of`.
-            folder: Folder in which the file `profile` is expected.
-            alone: Whether this is the only worker. With others, gradients are not shown, for which
-                all would have to cooperate, and a profile holds whole calls.
+            folder: Folder in which the file `profile` may appear.
+            alone: Whether this is the only worker. With several workers, gradients are not shown, because
+                all workers would have to compute them together; and a profile contains whole calls.
             device: Measures how the devices spend their time.
         """
         self._board, self._config, self._terms, self._alone = board, config, terms, alone
@@ -111,7 +111,7 @@ class RunWatch(Watch):
         Raises:
             ConfigError: An Embedding layer of the settings does not exist.
         """
-        # Only a user's `train_step` itself knows its loss.
+        # The loss of a user-defined `train_step` is known only inside it, so its gradients are not shown.
         known = self._alone and "train_step" not in overrides(model)
         config = replace(self._config, gradients=self._config.gradients and known)
         self._model = ModelWatch(
@@ -137,7 +137,7 @@ class RunWatch(Watch):
             self._device.step_changed(stays=stays)
 
     def graph(self, graph: tf.Graph) -> None:
-        """Show it, if configured."""
+        """Show the graph of a step, if the settings request it."""
         if self._model is not None and self._config.graph:
             self._model.graph(graph)
 
@@ -150,7 +150,7 @@ class RunWatch(Watch):
             self._model.after(step, steps=steps)
 
     def scalars(self, samples_per_s: float) -> Mapping[str, float]:
-        """MFU, if it is known, and a new norm of the gradients."""
+        """Return MFU if it is known, and the norm of the gradients if there is a new one."""
         found = {} if self._device is None else dict(self._device.scalars(samples_per_s))
         norm = None if self._model is None else self._model.new_gradient_norm()
         return found if norm is None else found | {catalogue.GRADIENT_NORM.tensorboard: norm}
