@@ -210,17 +210,17 @@ def lists(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
         (
             lambda inputs: {"x": inputs["words"]},
             None,
-            r"'x': RaggedTensor, made of 'words'\. Make it dense: `st\.hash_strings\(x, 1000\)\.to_tensor\(",
+            r"'x': RaggedTensor, computed from 'words'\. Make it dense: `st\.hash_strings\(x, 1000\)\.to_tensor\(",
         ),
         (
             lambda inputs: {"x": st.scale_to_0_1(inputs["numbers"])},
             None,
-            r"'x': RaggedTensor, made of 'numbers'\. Make it dense: `x\.to_tensor\(0, shape=\[None, 20\]\)`",
+            r"'x': RaggedTensor, computed from 'numbers'\. Make it dense: `x\.to_tensor\(0, shape=\[None, 20\]\)`",
         ),
         (
             None,
             None,
-            r"column 'words' holds lists of varying length.*exclude: \['words'\].*hash_strings\(inputs\[\"words\"\]",
+            r"lists of varying length .column 'words'. must be made dense.*exclude: \['words'\].*hash_strings\(inputs\[\"words\"\]",
         ),
         (
             lambda inputs: {"x": inputs["numbers"].to_tensor() * 2.0},

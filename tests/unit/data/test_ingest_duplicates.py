@@ -375,5 +375,5 @@ def test_a_million_distinct_rows_take_16_bytes_each_and_the_disk_beyond_the_limi
 
 
 def test_another_value_of_duplicates_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="must be spread, together, drop"):
+    with pytest.raises(ConfigError, match="must be one of spread, together, drop"):
         IngestConfig(source="x.csv", duplicates="apart")  # type: ignore[arg-type]  # on purpose the wrong type
