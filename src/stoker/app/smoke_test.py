@@ -75,7 +75,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
         CheckFailed: the server did not start, returned an error, answered differently over the two
             protocols, or served another version.
     """
-    began_s = time.monotonic()
+    began_s, model = time.monotonic(), experiment.model_name
     transform = open_transform(experiment, chain.output("transform"))
     dataset = open_dataset(experiment, chain.output("ingest"), analysis=chain.results["analyze"])
     version = chain.results["push"]["version"]
@@ -86,7 +86,6 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
     rows = {name: values[sample] for name, values in some.items()}
     inputs = {column.name: rows[column.name] for column in columns}
     instances = json_instances(inputs, binary=[c.name for c in columns if c.dtype == "image"])
-    model = experiment.model_name
     with (
         only_version(experiment.models_root / model, version) as base,
         running_server(base, model) as (rest_port, grpc_port),
@@ -95,10 +94,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
             rest = dict(client.predict(model, instances).outputs)
         with GrpcClient(f"127.0.0.1:{grpc_port}") as client:
             answers = client.predict(model, inputs)
-    answered, served = answers.outputs, answers.version or 0
-    if ONLY in rest:
-        answered = {ONLY: next(iter(answered.values()))}
-    grpc = {name: answered[name] for name in rest}
+    grpc, served = _named_as(rest, answers.outputs), answers.version or 0
     _check(rest, grpc, served, version)
     evaluated = read_evaluation(chain.output("evaluate") / "evaluation.json").outputs
     classes = {
@@ -134,6 +130,13 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
             result=result,
         ),
     )
+
+
+def _named_as(rest: Answers, grpc: Mapping[str, NDArray[Any]]) -> Answers:
+    """Return gRPC's answers under REST's names: REST does not name the only output."""
+    if ONLY in rest:
+        return {ONLY: next(iter(grpc.values()))}
+    return {name: grpc[name] for name in rest}
 
 
 @contextlib.contextmanager

@@ -152,7 +152,9 @@ class Hooks:
             "gates": [each.to_json() for each in results],
         }
         if content["gates"] and content != self._written:
-            with contextlib.suppress(UserError, OSError):  # the file is needed only by `stoker rollout status`
+            with contextlib.suppress(
+                UserError, OSError
+            ):  # the file is needed only by `stoker rollout status`
                 write_json(self._folder / _FILE, content)
                 self._written = content
 

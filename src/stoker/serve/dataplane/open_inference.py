@@ -6,17 +6,16 @@ Source: kserve/open-inference-protocol, `specification/protocol/inference_rest.m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from stoker.core.errors import UserError
 from stoker.core.version import __version__
-from stoker.registry.exported_model import DEFAULT_SIGNATURE, Signature, TensorSpec
+from stoker.registry.exported_model import DEFAULT_SIGNATURE, TensorSpec
 from stoker.registry.repository import MAX_VERSION
 from stoker.serve.dataplane.plane import DataPlane
-from stoker.serve.dataplane.requests import ModelSpec, PredictRequest, PredictResponse, Tensors
-from stoker.serve.deadline import Deadline
+from stoker.serve.dataplane.requests import ModelSpec
 from stoker.serve.errors import Code, ServeError
 from stoker.serve.servables.servable import State
 
@@ -118,29 +117,11 @@ def model_metadata(plane: DataPlane, spec: ModelSpec) -> ModelMetadata:
     )
 
 
-def call_model(
-    plane: DataPlane,
-    spec: ModelSpec,
-    read_inputs: Callable[[Signature], Tensors],
-    *,
-    parameters: Mapping[str, Any],
-    requested: Sequence[str],
-    entrypoint: str,
-    deadline: Deadline,
-) -> PredictResponse:
-    """Call a model.
-
-    Args:
-        plane: Answers the request.
-        spec: The model.
-        read_inputs: Reads the inputs according to the signature.
-        parameters: The parameters of the request.
-        requested: Names of the requested outputs; empty: all outputs.
-        entrypoint: "REST" or "GRPC".
-        deadline: How long the client waits.
+def signature_of(parameters: Mapping[str, Any]) -> str:
+    """Return the signature that a request names in its parameters; empty: the default.
 
     Raises:
-        ServeError: the request cannot be answered.
+        ServeError: the parameters ask for something that this server does not have.
     """
     signature = parameters.get(SIGNATURE_PARAMETER, "")
     if not isinstance(signature, str):
@@ -149,16 +130,7 @@ def call_model(
         raise invalid(
             "this server keeps no state of sequences; leave out the parameter sequence_id"
         )
-    return plane.predict(
-        PredictRequest(
-            model=spec,
-            read_inputs=read_inputs,
-            signature=signature,
-            output_filter=tuple(requested),
-            entrypoint=entrypoint,
-            deadline=deadline,
-        )
-    )
+    return signature
 
 
 def dtype_of(datatype: Any, *, name: str) -> str:

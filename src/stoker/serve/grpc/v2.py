@@ -16,7 +16,7 @@ from stoker.registry.exported_model import Signature, shape_text
 from stoker.serve.dataplane import open_inference
 from stoker.serve.dataplane.open_inference import invalid
 from stoker.serve.dataplane.plane import DataPlane
-from stoker.serve.dataplane.requests import Tensors
+from stoker.serve.dataplane.requests import PredictRequest, Tensors
 from stoker.serve.deadline import Deadline
 from stoker.serve.grpc.calls import Answer, Calls
 from stoker.serve.grpc.descriptions import OPEN_INFERENCE
@@ -103,14 +103,16 @@ def _infer(plane: DataPlane, request: Any, deadline: Deadline) -> Any:
             for number, tensor in enumerate(request.inputs)
         }
 
-    answered = open_inference.call_model(
-        plane,
-        open_inference.spec_of(request.model_name, request.model_version),
-        read_inputs,
-        parameters={name: _parameter(value) for name, value in request.parameters.items()},
-        requested=[output.name for output in request.outputs],
-        entrypoint="GRPC",
-        deadline=deadline,
+    parameters = {name: _parameter(value) for name, value in request.parameters.items()}
+    answered = plane.predict(
+        PredictRequest(
+            model=open_inference.spec_of(request.model_name, request.model_version),
+            read_inputs=read_inputs,
+            signature=open_inference.signature_of(parameters),
+            output_filter=tuple(output.name for output in request.outputs),
+            entrypoint="GRPC",
+            deadline=deadline,
+        )
     )
     response = _MESSAGES["ModelInferResponse"](
         model_name=answered.model.name, model_version=str(answered.model.version), id=request.id

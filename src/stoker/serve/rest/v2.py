@@ -17,7 +17,7 @@ from stoker.registry.exported_model import Signature, shape_text
 from stoker.serve.dataplane import open_inference
 from stoker.serve.dataplane.open_inference import invalid
 from stoker.serve.dataplane.plane import DataPlane
-from stoker.serve.dataplane.requests import PredictResponse, Tensors
+from stoker.serve.dataplane.requests import PredictRequest, PredictResponse, Tensors
 from stoker.serve.errors import Code, ServeError, SignatureNotFound
 from stoker.serve.rest import decode
 from stoker.serve.rest.encode import number_texts
@@ -117,14 +117,15 @@ def _infer(plane: DataPlane, spec: Any, request: HttpRequest) -> Answer:
         def read_inputs(_signature: Signature) -> Tensors:
             return {one.name: one.array() for one in inputs}
 
-        response = open_inference.call_model(
-            plane,
-            spec,
-            read_inputs,
-            parameters=parameters,
-            requested=requested.names,
-            entrypoint="REST",
-            deadline=request.deadline,
+        response = plane.predict(
+            PredictRequest(
+                model=spec,
+                read_inputs=read_inputs,
+                signature=open_inference.signature_of(parameters),
+                output_filter=tuple(requested.names),
+                entrypoint="REST",
+                deadline=request.deadline,
+            )
         )
         return _answered(response, requested, request_id=name)
     except UserError as error:
