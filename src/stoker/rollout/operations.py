@@ -300,7 +300,9 @@ class ModelRollouts:
             raise self._no_rollout()
         state = state_of(stored.content["state"])
         counts = read_counts(self.folder, rollout=state.rollout)
-        gates = [] if state.is_test else judge(stage_counts(counts, state), state)
+        # After a rollback to a third version, the counts are not those of the state's baseline.
+        is_judged = not (state.is_test or state.previous)
+        gates = judge(stage_counts(counts, state), state) if is_judged else []
         gates += read_user_results(self.folder, state)
         return Rollout(state=state, counts=counts, gates=gates)
 

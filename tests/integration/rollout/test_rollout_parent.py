@@ -280,7 +280,7 @@ def test_a_version_under_rollout_whose_load_does_not_end_is_reported(
     for version in (1, 2):
         repository.push(half_plus(tmp_path / str(version), addend=float(version)), "m")
     # Without patience each load takes too long.
-    ModelRollouts(repository.root, "m").start(2, RolloutSettings(load_limit_s=0.0), why="")
+    ModelRollouts(repository.root, "m").start(2, RolloutSettings(load_limit_s=1e-9), why="")
     router, base = RolloutRouter(server="me"), repository.base("m")
     stuck = threading.Event()
     watchdog = StuckCallWatchdog(max_run_s=0.02, on_stuck=stuck.set, router=router)

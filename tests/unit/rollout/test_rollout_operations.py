@@ -14,7 +14,7 @@ from tensorflow.core.protobuf import saved_model_pb2
 
 from stoker.cli.commands.rollout import follow
 from stoker.cli.main import invoke
-from stoker.core.errors import EXIT_DONE, CheckFailed, DataError, UserError
+from stoker.core.errors import EXIT_DONE, CheckFailed, ConfigError, DataError, UserError
 from stoker.registry.repository import Repository
 from stoker.rollout.ab_tests import ABTests
 from stoker.rollout.counts.counts import MEASURED, write_counts
@@ -91,9 +91,9 @@ def test_a_followed_rollout_is_printed_until_its_end_and_goes_on_after_ctrl_c(
     follow.follow(rollouts, begun, target="taxi")
 
     assert [line.split("  ")[1] for line in capsys.readouterr().out.splitlines()] == [
-        "version 2 measuring the baseline, 0 of the traffic; baseline version 1; stage 1: 10 %",
-        "version 2 running, 0.1 of the traffic; baseline version 1; stage 1: 10 %",
-        "version 2 paused, 0.1 of the traffic; baseline version 1; stage 1: 10 %; a look",
+        "version 2 measuring the baseline, 0 % of the traffic; baseline version 1; stage 1: 10 %",
+        "version 2 running, 10 % of the traffic; baseline version 1; stage 1: 10 %",
+        "version 2 paused, 10 % of the traffic; baseline version 1; stage 1: 10 %; a look",
         "version 2 completed, 100 % of the traffic; baseline version 1",
     ]
 
@@ -155,6 +155,21 @@ def test_an_operator_takes_a_version_from_start_to_rollback(root: Path) -> None:
     status = rollouts.status()
     assert (status.state, status.counts) == (back, {})
     assert [gate.verdict for gate in status.gates] == ["pass"] * 4
+
+
+def test_after_a_rollback_to_a_third_version_the_counts_of_others_are_not_judged(
+    root: Path, tmp_path: Path
+) -> None:
+    Repository(root).push(saved_model(tmp_path / "c", noise="c"), "taxi")
+    rollouts = ModelRollouts(root, "taxi")
+    rollouts.start(3, RolloutSettings(), why="", baseline=2)
+    assert rollouts.roll_back(to=1, why="").stable == 1
+    assert rollouts.status().gates == []
+
+
+def test_a_limit_of_no_time_for_a_load_is_refused() -> None:
+    with pytest.raises(ConfigError, match="load_limit_s must be a time above 0"):
+        RolloutSettings(load_limit_s=0.0)
 
 
 def test_of_two_operators_the_second_sees_what_the_first_did(root: Path) -> None:

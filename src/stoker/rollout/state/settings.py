@@ -23,7 +23,7 @@ _KEY = re.compile(r"(?:cookie:)?[A-Za-z0-9!#$&'*+.^_`|~-]+")
 
 _AT_LEAST_0 = (
     *("min_requests", "step_time_s", "warm_up_s", "bake_s"),
-    *("inconclusive_limit_s", "load_limit_s", "keep_previous_s", "shadow_tolerance"),
+    *("inconclusive_limit_s", "keep_previous_s", "shadow_tolerance"),
 )
 """Settings whose value must be a number of at least 0."""
 
@@ -124,6 +124,12 @@ class RolloutSettings:
                     got=getattr(self, name),
                     fix="Set it to 0 or more.",
                 )
+        if not 0 < self.load_limit_s < math.inf:
+            raise ConfigError(
+                "load_limit_s must be a time above 0",
+                got=self.load_limit_s,
+                fix="Leave it out for 10 minutes.",
+            )
         if (
             not 1.0 <= self.allowed_ratio < math.inf
             or not 0.0 < self.alpha < 1.0
