@@ -50,7 +50,7 @@ TRAINING = Dashboard(
                     queries=_of(f"run:stoker_train_goodput:ratio{{{_RUN}}}"),
                     unit="percentunit",
                     alert="StokerGoodputLow",
-                    help="Share of the wall time, over all restarts, spent in training steps.",
+                    help="Share of the wall time, over all restarts, in training steps that were not repeated.",
                 ),
                 Panel(
                     title="Samples per second",

@@ -1,7 +1,7 @@
 """Stoker: the whole chain from data to served model for TensorFlow and Keras.
 
 The Python API has the same settings as stoker.yaml: `stoker.run(stoker.Experiment(...))`. Large libraries are imported
-only when a name is used.
+only when one of the names in `__all__` is used.
 """
 
 from __future__ import annotations

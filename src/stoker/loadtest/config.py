@@ -32,7 +32,7 @@ class LoadConfig:
     """Number of connections, each with one request at a time."""
 
     timeout_s: float = 10.0
-    """Maximum time to wait for an answer, also after `seconds`, in seconds."""
+    """Maximum time to wait for an answer, seconds; it also applies after the last request was sent."""
 
     def __post_init__(self) -> None:
         """Check the ranges."""
@@ -48,7 +48,7 @@ class LoadConfig:
             raise ConfigError(
                 f"rate times seconds must be from 1 to {MAX_REQUESTS:,} requests",
                 got=rate * self.seconds,
-                fix="Lower --rate or --seconds.",
+                fix=f"{'Lower' if rate * self.seconds > 1 else 'Raise'} --rate or --seconds.",
             )
         if not 1 <= self.connections <= MAX_CONNECTIONS:
             raise ConfigError(

@@ -23,7 +23,7 @@ _DIGITS = 3
 
 
 class Latencies:
-    """Latencies in an HDR (High Dynamic Range) histogram; the unit outside is seconds."""
+    """Latencies in an HDR (High Dynamic Range) histogram; the methods take and return seconds."""
 
     def __init__(self) -> None:
         self._histogram = HdrHistogram(1, int(_MAX_S * _UNITS_PER_S), _DIGITS)
@@ -66,9 +66,9 @@ class Latencies:
         return [min(found[percent] / _UNITS_PER_S, self._max_s) for percent in wanted]
 
     def _whole(self, percent: float) -> float:
-        """Round a percentage up to a whole number of values, where the library would round to the nearest number.
+        """Raise a percentage to that of the next whole number of values; the library rounds to the nearest number.
 
-        The library's 90th percentile of six values would be the fifth value, but one of six values is larger than that.
+        The library's 90th percentile of six values would be the fifth value, but only 83 % are at or below it.
         """
         values = math.ceil(round(percent / 100 * self.count, 6))
         return 100 * max(values, 1) / self.count
@@ -101,7 +101,7 @@ class LoadResult:
     """Number of connections."""
 
     took_s: float
-    """Time from the first request to the last answer or to the end of the schedule, seconds."""
+    """Time from the first request to the last answer or to the end of the schedule, whichever is later, seconds."""
 
     sent: int
     """Number of requests that were due or, in a closed loop, sent."""

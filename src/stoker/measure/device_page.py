@@ -22,11 +22,11 @@ def finding_section(finding: DeviceFinding | None) -> Html:
 
 
 def device_section(found: DeviceTime | None, *, why: str = "") -> Html:
-    """The section of a page about device time; it has only a title without a device to trace.
+    """The section of a page about device time; empty if there is no device to trace.
 
     Args:
         found: The device time; None if it was not measured.
-        why: Why it was not measured; empty without a device to trace.
+        why: Why it was not measured; empty if there is no device to trace.
     """
     missing = [paragraph(f"Not measured: {why}.")] if why else []
     return section("Where the device's time goes", *(_parts(found) if found else missing))

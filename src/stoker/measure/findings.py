@@ -131,7 +131,8 @@ def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
         if found.shares["products"] > others[kind]:
             kind = "products"
     share = found.shares[kind]
-    # Products always take time: at the device's peak rate, a share of the step equal to the MFU.
+    # Even at the device's peak rate, products would take a share of the step equal to the MFU; only the rest can be
+    # removed.
     removable = share - (facts.mfu or 0.0) if kind == "products" else share
     layers = found.layers_of(kind)
     layer = layers[0].layer if layers else ""

@@ -279,7 +279,7 @@ def _iterations_of(
 
 
 def _entering(outer: Body, loop: Any, condition: Body, body: Body, reference: str) -> int | None:
-    """The value of a constant of the condition, or of an input that the loop never changes; else None."""
+    """A number in the loop's condition, if it is a constant or an input that the loop never changes; else None."""
     place = condition.argument(reference)
     if place is None:
         return condition.number(reference)

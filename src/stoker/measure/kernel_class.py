@@ -25,8 +25,8 @@ CLASSES: tuple[KernelClass, ...] = (
     "collectives",
     "copies",
 )
-"""In order of priority: while two kernels run at once, the time counts for the earlier class. So a copy
-that runs during a convolution counts nothing."""
+"""In order of priority: while two kernels run at once, the time counts for the class that is first
+in this list. So the time of a copy during a convolution counts only as a convolution."""
 
 LABELS = {
     "products": "convolution and matrix product",
@@ -231,7 +231,7 @@ class BatchNormKernels:
 
     @property
     def way(self) -> Way:
-        """How BatchNormalization was computed; if in several ways, `nchw` is returned before `nhwc`."""
+        """How BatchNormalization was computed; if in several ways, `nchw` has precedence over `nhwc`."""
         if self.nchw:
             return "nchw"
         if self.nhwc:

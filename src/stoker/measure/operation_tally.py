@@ -31,7 +31,7 @@ def _dimension(shape: Shape | None, place: int) -> int | None:
 
 
 def _matrix_product(body: Body, node: Any) -> int | None:
-    """2 x rows x columns x length of the summed axis, which the shape of either factor may contain."""
+    """2 x rows x columns x length of the summed axis, read from a factor whose shape is known."""
     left, right = (body.shape(reference) for reference in body.inputs(node)[:2])
     turned_left = _says(node, "transpose_a", "adj_x")
     turned_right = _says(node, "transpose_b", "adj_y")
@@ -213,11 +213,11 @@ class Tally:
         )
 
     def all_on_device(self) -> Tally:
-        """The same count for an XLA program, whose operations are not placed one by one."""
+        """Return this count for an XLA program, whose operations are not placed one by one."""
         return replace(self, placed=())
 
     def in_a_pass(self) -> Tally:
-        """The same count as one iteration of a loop over a dataset."""
+        """Return this count as the count of one iteration of a loop over a dataset: nothing is outside the loop."""
         return replace(self, passes=self.passes + bool(self.total), outside=0)
 
 

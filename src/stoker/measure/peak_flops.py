@@ -48,8 +48,8 @@ AT_ONCE = 4
 """Number of products or convolutions per iteration of the loop, so that the loop's own cost is negligible."""
 
 ROUNDS = 3
-"""Number of measurements of each size. All sizes are measured once per round, so that other load on the
-machine affects all of them."""
+"""Number of measurements of each size. All sizes are measured once per round, so that other programs on the
+machine affect all of them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -15,7 +15,7 @@ ANY = tf.TensorShape(None)  # type: ignore[arg-type]  # documented, and not in t
 """Shape of a tensor of unknown rank."""
 
 MAX_VALUES = 16
-"""Maximum size of a whole-number tensor whose value is passed into a function; it may be a shape."""
+"""Maximum number of elements of an integer tensor whose constant value is kept: such a small tensor may be a shape."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -70,7 +70,7 @@ class RunGoodput:
     """Time from the start of the first process to the end of the last process, seconds."""
 
     goodput: float
-    """Share of the wall time, without the stages before training, in steps that did not have to be repeated."""
+    """Time in steps that were not repeated, as a share of the wall time without the stages before training."""
 
     processes: int
     """Number of processes that trained, one after the other."""

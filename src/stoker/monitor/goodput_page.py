@@ -18,8 +18,9 @@ def goodput_page(reports: Sequence[RunGoodput]) -> str:
         reports: The wall times of at least one run.
     """
     note = paragraph(
-        "Goodput is the share of a run's wall time, over all its processes and the time between them, in "
-        "training steps that did not have to be repeated. The stages before training do not count.",
+        "Goodput is the share of a run's wall time that is spent in training steps that were not repeated. "
+        "The wall time covers all processes of the run and the time between them, without the stages "
+        "before training.",
         quiet=True,
     )
     compared = []

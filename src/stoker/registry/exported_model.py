@@ -169,7 +169,7 @@ def inter_op_pool(session: tf.compat.v1.Session) -> int:
 def open_devices(config: tf.compat.v1.ConfigProto) -> None:
     """Open the GPU with this configuration; call it before other code opens the GPU.
 
-    All sessions and eager code of a process share one allocator; the code that opens the device first sets its limit.
+    All sessions and eager code of a process share one allocator; whichever code opens the device first sets its limit.
     """
     if not has_gpu():
         return
@@ -281,7 +281,7 @@ _REFUSED_BY_GRAPH = (
 """Error types with which a graph refuses its input values."""
 
 _NOT_LOADABLE = (OSError, RuntimeError, ValueError, TypeError, KeyError, DecodeError)
-"""Error types, other than TensorFlow's own, that the loader raises for a damaged SavedModel or another folder."""
+"""Error types, other than TensorFlow's own, that the loader raises for a damaged SavedModel or a folder without one."""
 
 
 def load_model(path: Path) -> LoadedModel:

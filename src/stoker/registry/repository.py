@@ -125,7 +125,7 @@ class Repository:
         return read_aliases(self.base(model))
 
     def set_alias(self, model: str, alias: str, *, version: int) -> None:
-        """Let an alias name another version, atomically.
+        """Make an alias point to a version, atomically; the alias is created if it does not exist yet.
 
         Raises:
             UserError: the version does not exist.

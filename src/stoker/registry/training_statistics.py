@@ -1,4 +1,4 @@
-"""Reads and writes the statistics of the training data in a version, with which a server compares requests."""
+"""Reads and writes the statistics of a version's training data; a server compares requests with them."""
 
 from __future__ import annotations
 

@@ -73,7 +73,7 @@ class ABTests:
         return self._rollouts.change(begin, what="ab", why=why)
 
     def newest(self) -> tuple[RolloutState, ABTestSettings]:
-        """Return the newest state of the newest A/B test, also after the end of the test.
+        """Return the newest state of the newest A/B test, even if the test has ended.
 
         Raises:
             UserError: the model never had an A/B test.

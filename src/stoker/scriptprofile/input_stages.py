@@ -85,8 +85,8 @@ def _read_by_a_shuffle(placed: Sequence[Stage | None], stages: Sequence[Stage]) 
 def stages_of(nodes: Sequence[Node], stages: Sequence[Stage]) -> list[Stage | None]:
     """Return, for each node, the stage that it runs; None if TensorFlow added the node.
 
-    This is the longest match in order: otherwise a prefetch that TensorFlow added above the user's prefetch
-    would be taken for the user's.
+    As many nodes as possible are paired with stages, in the order of both. Otherwise, a prefetch that TensorFlow added
+    above the user's prefetch would be taken for the user's.
     """
     fits = [[stage.kind in _kinds(node) for stage in stages] for node in nodes]
     # most[i][j]: maximum number of pairs that nodes[i:] and stages[j:] can form.

@@ -41,13 +41,14 @@ OVERLAPPED = "Python, Keras, and the input's work during the step"
 cores."""
 
 MIN_COST = 0.5
-"""The input is the cause if the CPU time of a batch is at least this share of a step's time outside computation."""
+"""Time outside computation counts as waiting for input if the CPU time of a batch is at least this share of it."""
 
 MUCH_INPUT_CPU = 0.2
 """The CPU time of the input matters if it is above this share of the time of all cores that the script may use."""
 
 ITS_INPUT = "its input"
-"""Name of the part of a step that a step on a batch in memory does not have; its waiting time is unknown."""
+"""Name of the part of a real step that is missing if the batch is in memory. How much of this part is waiting is
+unknown."""
 
 TRANSFER = "transfer to the GPU"
 """Name of the part of the compiled step that copies a batch. It is measured while nothing else runs, so it is the
@@ -314,7 +315,7 @@ def _transfer_s(each: Mapping[str, float]) -> float:
 
 
 def _ceiling_s(each: Mapping[str, float]) -> float:
-    """T_ceil of a round, seconds per step, converted to the load that other programs caused during T_real."""
+    """T_ceil of a round, seconds per step, as if other programs had used the CPU as much as during T_real."""
     quiet_s = each["ceiling_s"] * (1.0 - each.get("ceiling_away", 0.0))
     return quiet_s / max(0.01, 1.0 - each.get("real_away", 0.0)) / each["calls"]
 
@@ -388,7 +389,8 @@ class FitLoop(Loop):
         if wait is None:
             parts = {"compiled step": compute_s, UNPARTED: rest_s}
         elif self._input_cpu_s() > MUCH_INPUT_CPU * self.cores * real_s:
-            # On a batch in memory, the step has all cores, so the rest may be due to the input or to Python.
+            # A real step shares the cores with the input; on a batch in memory, the step has all cores. So the rest may
+            # be due to the input or to Python.
             python = None
             parts = {"waiting for input": wait_s, "compiled step": compute_s, OVERLAPPED: rest_s}
         return self._step_split(real_s, parts, compiled="compiled step", wait=wait, python=python)

@@ -143,7 +143,7 @@ class ServeConfig:
     """Whether requests from other machines may be accepted without a key."""
 
     metrics_path: str | None = METRICS_PATH
-    """Path of the metrics; None: none are served."""
+    """Path of the metrics; None: no metrics are served."""
 
     max_series: int = MAX_SERIES
     """Maximum number of metric series of all models and workers together; further series are counted in `other`."""

@@ -161,7 +161,7 @@ class VersionInUse:
     """The model."""
 
     base: Path
-    """The folder of its versions."""
+    """The folder of the model's versions."""
 
     version: int
     """The version."""
@@ -192,7 +192,7 @@ class Router(Protocol):
 
         Args:
             model: The model.
-            base: The folder of its versions.
+            base: The folder of the model's versions.
         """
 
     def barred(self, model: str) -> Collection[int]:

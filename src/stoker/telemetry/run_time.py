@@ -130,7 +130,7 @@ class RunTime:
 
     @property
     def goodput(self) -> float | None:
-        """The share of the run's wall time in steps that did not have to be repeated, over all its processes."""
+        """Share of the training's wall time, over all processes of the run, in steps that were not repeated."""
         return goodput(self._of_run())
 
     def report(self) -> dict[str, Any]:

@@ -58,7 +58,7 @@ class _Body:
             return self._made
 
     def _make(self) -> bytes:
-        # A name that is not valid Unicode must not prevent the other metrics.
+        # A name that is not valid Unicode must not prevent the page from being sent with the other metrics.
         return self.page.content().encode(errors="replace")
 
 

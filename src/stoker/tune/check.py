@@ -71,10 +71,11 @@ class Settled:
 def settled(
     measure: Callable[[float], Measured], recorded: Mapping[str, float], *, within_s: float
 ) -> Settled:
-    """Measure once if that confirms the lock file's figures, otherwise as often as the time allows.
+    """Measure once if that confirms the lock file's figures; otherwise repeat the measurement.
 
-    Processes with the same code differ by some percent, so one slow measurement disproves nothing.
-    A measurement during other load does not count if there is one on a quiet machine.
+    This ends after `CHECKS` quiet or `MAX_CHECKS` measurements, or when the time does not suffice for another one.
+    Processes with the same code differ by some percent, so one slow measurement disproves nothing. A measurement
+    that other programs disturbed does not count if there is a quiet one.
 
     Args:
         measure: Measures in a new process, within this number of seconds.
@@ -107,7 +108,7 @@ def _is_enough(found: Sequence[Measured]) -> bool:
 def broken(recorded: Mapping[str, float], now: Mapping[str, float]) -> Iterator[str]:
     """Yield a clause for each figure of the lock file that does not hold."""
     # A device cannot be busy for more than 100 % of the time: a recorded value above 1 was noise. Any
-    # value of an interval may be the true one, so U is broken only if its new interval is below the
+    # value of an interval may be the true one, so U fails to hold only if its new interval is below the
     # recorded one.
     low = recorded.get("busy_low", recorded["busy_fraction"])
     least = min(1.0, low) - BUSY_SLACK

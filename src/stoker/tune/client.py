@@ -19,7 +19,7 @@ from stoker.tune.process import TrialFailed, TrialProcess
 from stoker.tune.profile import Profile, TrialFacts, Windows, is_clear, profile_of
 
 WINDOW_S = 0.5
-"""Length of a window, seconds: longer than the scheduler's time slice, shorter than other load usually lasts."""
+"""Length of a window, seconds: longer than the scheduler's time slice, shorter than most loads by other programs."""
 
 MORE_PAIRS = 2
 """Number of pairs of windows to add if the first `MIN_PAIRS` pairs give no clear result."""

@@ -221,7 +221,7 @@ def _decoding(situation: Situation) -> Iterator[Lever]:
 
 
 def _feeding(situation: Situation) -> Iterator[Lever]:
-    """Yield levers that change how much of the input runs at the same time, or how many batches ahead."""
+    """Yield levers that change how much of the input runs at the same time, or how many batches are made in advance."""
     if situation.train.feed.threads is None:
         # Half as many threads as cores leave cores to the step. With twice as many threads as cores, some
         # threads work while others wait for files.
@@ -308,7 +308,7 @@ def _step(situation: Situation) -> Iterator[Lever]:
 
 
 def _strategy(situation: Situation) -> Iterator[Lever]:
-    """Yield levers that use one device instead of several or vice versa, with as many samples per step."""
+    """Yield levers that use one device instead of several or vice versa; the samples per step stay the same."""
     if situation.resolved.strategy == "mirrored" and situation.resolved.replicas > 1:
         whole = situation.resolved.batch_size * situation.resolved.replicas
         yield _step_lever(

@@ -23,7 +23,7 @@ FailureKind = Literal["refused", "memory", "crash", "hang", "budget"]
 process ended. hang: no answer came in time. budget: the time of the tuning is used up."""
 
 GRACE_S = 2.0
-"""Maximum time that a process may take to exit before it is killed, or to stop all its threads, seconds."""
+"""Maximum wait for a process to exit, or for all its threads to pause, seconds."""
 
 STOP_POLL_S = 0.0005
 """Poll interval while a process stops, seconds; a process stops in about this time."""

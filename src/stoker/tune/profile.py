@@ -157,8 +157,8 @@ class Windows:
 def profile_of(facts: TrialFacts, windows: Windows) -> Profile:
     """Return the profile that follows from windows.
 
-    The parts of a step add up to its measured time. A part that noise would make negative is 0, and
-    the rest becomes smaller.
+    The parts of a step add up to its measured time. A part that noise would make negative is set
+    to 0, and `rest_s` becomes smaller instead.
     """
     real = [window for _, window in windows.turns]
     rows, wall_s = (sum(window[name] for window in real) for name in ("rows", "wall_s"))
@@ -188,7 +188,7 @@ def profile_of(facts: TrialFacts, windows: Windows) -> Profile:
 
 def _split(facts: TrialFacts, windows: Windows, *, busy_fraction: float, wait: float) -> Split:
     ceiling_s = median(_step_s(ceiling) for ceiling, _ in windows.turns)
-    # The time of a full step, like the step in memory: the last step of an epoch may be shorter.
+    # The time of a full step, as in the windows with a resident batch: the last step of an epoch may be shorter.
     full_s = ceiling_s / busy_fraction
     idle_s = max(0.0, full_s - ceiling_s)
     call_s = median(_step_s(window) / _rows(window) for window in windows.called)
@@ -269,7 +269,7 @@ def diagnose(
     Args:
         profile: The measurements.
         own_dataset: Whether the dataset is user-defined; a data service cannot prepare it then.
-        other_precision: Another precision, and how much faster the step in memory is with it.
+        other_precision: Another precision, and the speedup that it gives to a step on a resident batch.
     """
     shares, split = profile.split.shares(), profile.split
     idle, worst = _idle(profile), most_idle(profile)
@@ -338,11 +338,11 @@ def is_clear(turns: Sequence[Sequence[Measured]]) -> bool:
 
 
 def _is_busy(profile: Profile) -> bool:
-    """Return whether the device counts as busy, because all idle time may be noise."""
+    """Return whether the device counts as busy: U is at least `HEALTHY`, or the idle time may be only noise."""
     if profile.busy_fraction >= HEALTHY:
         return True
     # Time blocked in next(iterator) is measured directly. All other idle time is a difference of two
-    # windows, which may be only noise if the interval reaches the goal.
+    # windows; it may be only noise if the upper end of U's interval reaches `GOAL`.
     unsure = profile.busy_fraction >= UNSURE and profile.busy_high >= GOAL
     return unsure and profile.input_wait < 1 - HEALTHY
 

@@ -119,7 +119,7 @@ class ProfileReport:
     profile: Profile
     diagnosis: Diagnosis
     precision: tuple[str, Gain] | None
-    """Another precision, and how much faster the step in memory is with it; None if no time was left."""
+    """Another precision, and the speedup that it gives to a step on a resident batch; None if no time was left."""
 
     machine: dict[str, Any]
     """The model's FLOPs, the device's peak rate, the process's peak memory, and the use of GPUs."""

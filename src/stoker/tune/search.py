@@ -79,8 +79,8 @@ class Limits:
     """Maximum time for one answer of a process, seconds; after that, the process counts as hung."""
 
     busy_goal: float = GOAL
-    """If the busy fraction is at least this, no lever of the input is tried. If the input is not the
-    bottleneck, the upper end of its interval is compared, except for levers judged by CPU time."""
+    """If the busy fraction is at least this, no lever of the input is tried. `_why_not` decides whether the median or
+    the upper end of its interval is compared."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -178,7 +178,7 @@ class _Search:
         self._threshold = 1.0
         self._noise = SAME
         self._retried: set[str] = set()
-        """Names of levers that were tried when the current trial failed; each is tried only once more."""
+        """Levers during whose measurement the process with the kept settings failed; each is tried only once more."""
         self.log("measuring the experiment as it is")
         self.current = self.open({})
         """The trial with the kept settings."""
@@ -350,7 +350,7 @@ class _Search:
             raise TrialFailed("budget", text)
 
     def _try(self, lever: Lever) -> bool:
-        """Compare a lever with the current trial; return whether the lever was kept."""
+        """Compare a lever with the kept settings; return whether the lever was kept."""
         self._require_time()
         self.log(f"trying {lever.name}")
         began_s = time.monotonic()
@@ -367,7 +367,7 @@ class _Search:
                 text = f"the budget ended while {lever.name} was tried"
                 raise TrialFailed("budget", text) from None
             if not self.current.is_usable and lever.name not in self._retried:
-                # The current trial failed, perhaps not because of the lever: try the lever once more.
+                # The process with the kept settings failed, so perhaps the lever is not the cause: try it once more.
                 self._retried.add(lever.name)
                 return False
             outcome = _outcome_of(lever, "failed", f"{failed.kind}: {failed.text}")
@@ -386,7 +386,7 @@ class _Search:
         return kept
 
     def _measure_in_quiet(self, lever: Lever, candidate: Trial, samples: dict[str, Any]) -> None:
-        """Measure the samples that decide about a lever; after a gain during other load, measure once more."""
+        """Measure a lever; if other programs disturbed this and the lever is not reverted, measure once more."""
         for is_second in (False, True):
             with self.watch(self.current.pid, candidate.pid) as load:
                 self._measure(lever, candidate, samples)
@@ -402,7 +402,7 @@ class _Search:
             samples["curves"] = self._loss_curves(candidate)
 
     def _measure(self, lever: Lever, candidate: Trial, samples: dict[str, Any]) -> None:
-        """Measure pairs of windows of the current trial and the candidate."""
+        """Measure pairs of windows: of the trial with the kept settings, and of the candidate."""
         current, threshold = self.current, self._threshold
         if lever.part == "input" and not lever.by_speed:
             speeds = current.input_speed, candidate.input_speed

@@ -520,7 +520,7 @@ def test_a_state_that_cannot_be_read_is_reported_once_and_the_weights_stay(
     assert Counter(routed(router).version for _ in range(500)).keys() == {1, 2}
     (record,) = caplog.records
     assert record.levelname == "ERROR"
-    assert "rollout of m: its state cannot be read for" in record.getMessage()
+    assert "rollout of m: its state has been unreadable for" in record.getMessage()
     away.rename(model)
     assert router.refresh(served(model))["m"] > read_s[0]
     model.rename(away)

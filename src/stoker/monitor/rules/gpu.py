@@ -72,6 +72,6 @@ ALERTS = (
         expr="stoker_gpu_lost == 1",
         severity=Severity.PAGE,
         summary=f"{_WHERE} is lost: the driver cannot reach it",
-        description="The GPU fell off the bus: programs on it have failed or hang, and it needs a reset or the machine a reboot.",
+        description="The GPU fell off the bus: programs on it have failed or hang. Reset the GPU, or reboot the machine.",
     ),
 )

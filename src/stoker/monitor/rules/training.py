@@ -59,7 +59,7 @@ def alerts(settings: RuleSettings) -> tuple[Alert, ...]:
             expr="stoker_train_loss != stoker_train_loss or abs(stoker_train_loss) == Inf",
             severity=Severity.PAGE,
             summary="The loss of run {{ $labels.run }} is {{ $value }}",
-            description="Every further step is wasted: stop the run, and continue from a checkpoint before that.",
+            description="Every further step is wasted: stop the run, and continue from a checkpoint before the first such loss.",
         ),
         Alert(
             name="StokerLossDiverging",

@@ -138,8 +138,8 @@ class Stack:
         if program is PROMETHEUS:
             # Send alerts again soon: alerts of the first seconds are lost, when Prometheus knows no Alertmanager yet.
             flags.append(f"--rules.alert.resend-delay={wiring.lasting('1m')}")
-            # Queries see the last values of ended series, e.g. from an earlier `up`, for this long: 20 scrapes, as by
-            # default.
+            # Queries see the last values of ended series (e.g. of an earlier `up`) for this long: 20 scrape intervals,
+            # like Prometheus's default of 5 minutes at 15 s.
             lookback = scaled_duration("5m", wiring.scale, minimum="20s")
             flags.append(f"--query.lookback-delta={lookback}")
             flags += [f"--storage.tsdb.path={data_folder(self.folder, program.name)}", *_RETENTION]
@@ -166,7 +166,7 @@ def data_folder(state: Path, name: str) -> Path:
 def require_free(port: int, program: Program) -> None:
     """Raise ConfigError if a port of this machine is in use."""
     with socket.socket() as trial:
-        # As the program does: a port that was in use a moment ago counts as free.
+        # Set the same option as the program does, so that a port that was in use a moment ago counts as free.
         trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             trial.bind((HOST, port))

@@ -73,7 +73,7 @@ def without_answer(
             action=Action.ROLL_BACK, reason=f"no answer for {limit_s:g} s: {_clauses(silent)}"
         )
     if state.phase is not Phase.RUNNING:
-        # The candidate takes no traffic yet, or all of it; no gate fails.
+        # Nothing to pause: the candidate takes no traffic yet, or all of it, and no gate fails.
         return Decision(action=Action.WAIT, reason=_clauses(silent))
     return Decision(action=Action.PAUSE, reason=f"no answer for {limit_s:g} s: {_clauses(silent)}")
 

@@ -59,7 +59,7 @@ def inference_service(split: ExportedSplit, *, mode: KserveMode, storage: str) -
 def _knative(split: ExportedSplit, shares: dict[int, int], storage: str) -> dict[str, Any]:
     if len(shares) > _KNATIVE_VERSIONS:
         raise UserError(
-            "KServe with Knative splits traffic between two versions",
+            "KServe with Knative can split traffic between at most two versions",
             got=Plain(split.summary),
             fix="Use --kserve-mode standard.",
         )

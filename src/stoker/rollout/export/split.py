@@ -10,7 +10,8 @@ from stoker.core.errors import Plain, UserError
 from stoker.rollout.state.state import ACTIVE, Phase, RolloutState
 
 _SCALES = (100, 1_000, 10_000, 100_000, 1_000_000)
-"""Possible sums of whole weights, the most readable first; the Gateway API allows weights up to 1,000,000."""
+"""Possible sums of whole weights, smallest first, because small weights are easy to read. The Gateway API allows
+weights up to 1,000,000."""
 
 _COOKIE = "cookie:"
 
@@ -93,9 +94,9 @@ class ExportedSplit:
 
 
 def whole_weights(weights: Mapping[int, float]) -> dict[int, int]:
-    """Return shares as whole numbers, with the most readable sum for which no share is rounded.
+    """Return shares as whole numbers. Their sum is the smallest of `_SCALES` for which no share has to be rounded.
 
-    A share above 0 becomes at least 1 of 1,000,000.
+    If shares must be rounded even with the largest sum, a share above 0 becomes at least 1.
     """
     whole: dict[int, int] = {}
     for scale in _SCALES:

@@ -101,7 +101,7 @@ class WaitingAnswers:
 
         Args:
             counts: Version -> its counts in the stage.
-            keys: The keys that have counted in the stage.
+            keys: The keys that have already been counted in the stage.
             slow_s: Latency above which an answer is slow for at least one gate, seconds.
             times_count: Whether to count durations; False while a stage warms up.
 

@@ -96,7 +96,7 @@ class ModelRollout:
         if unread_s >= UNREADABLE_S and not self._said_unreadable:
             self._said_unreadable = True
             _log.error(
-                "rollout of %s: its state cannot be read for %.0f s, the traffic stays as it is: %s",
+                "rollout of %s: its state has been unreadable for %.0f s, so the traffic stays as it is: %s",
                 self._model,
                 unread_s,
                 error,

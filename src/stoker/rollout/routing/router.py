@@ -87,7 +87,7 @@ class RolloutRouter:
         return None if rollout is None else rollout.unwritten()
 
     def hung(self, model: str, version: int, *, loading: bool = False) -> None:
-        """Have a version in a rollout rolled back, because a run or load of it does not end."""
+        """Request the rollback of a version, if it is in a rollout, because its load or a run of it does not end."""
         rollout = self._rollouts.get(model)
         if rollout is not None and rollout.judges(version):
             rollout.blame(version, f"{'its load' if loading else 'a run of it'} does not end")

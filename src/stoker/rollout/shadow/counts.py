@@ -32,7 +32,7 @@ class ShadowTally:
         Args:
             counts: Version -> its counts in the stage, which are increased.
             state: State of the rollout.
-            keys: The keys that have counted in the stage.
+            keys: The keys that have already been counted in the stage.
         """
         self._state, self._keys = state, keys
         self._baseline = counts.setdefault(state.baseline, VersionCounts())

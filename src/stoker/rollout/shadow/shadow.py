@@ -47,7 +47,7 @@ class ShadowLimits:
     """Limits of the shadow process: the time of its calls, and how often it may crash or hang."""
 
     run_s: float = 10.0
-    """Maximum time of a call, seconds; or `baseline_times` the baseline's time, if that is longer."""
+    """Maximum time of a call, seconds, or the baseline's time multiplied by `baseline_times` if that is longer."""
 
     baseline_times: float = 200.0
     """Factor for `run_s`. The process has one core, the baseline may have 16. Time in which the process waits for a

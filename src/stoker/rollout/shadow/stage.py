@@ -45,7 +45,7 @@ class ShadowStage:
 
         Args:
             model: Name of the model.
-            base: The folder of its versions.
+            base: The folder of the model's versions.
             state: State of the rollout, which is in its shadow stage; the caller holds `lock`.
             tally: The counts of the stage, which are increased.
             lock: Lock of the counts.

@@ -256,7 +256,7 @@ def resume(state: RolloutState, *, now_s: float) -> RolloutState:
 def roll_back(
     state: RolloutState, *, reason: str, now_s: float, to: int | None = None
 ) -> RolloutState:
-    """Take all traffic from the candidate, also after the rollout has ended.
+    """Take all traffic from the candidate, even if the rollout has already ended.
 
     Args:
         state: The model's current state.

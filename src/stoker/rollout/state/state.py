@@ -98,7 +98,7 @@ class RolloutState:
     """Number of the controller that may change the state."""
 
     test: ABTestSettings | None = None
-    """Settings of the A/B test, also after its end; None: this is a rollout in stages."""
+    """Settings of the A/B test, kept after its end; None: this is a rollout in stages."""
 
     @property
     def current(self) -> Stage:

@@ -1,12 +1,12 @@
 """Gates of the user: a Prometheus query or a Python function, and limits of the returned value.
 
 errors:                                   # gates.yaml: a section for each gate
-prometheus: http://prometheus:9090
-query: sum(rate(errors_total{version="${candidate}"}[1m]))
-max: 0.05
+  prometheus: http://prometheus:9090
+  query: sum(rate(errors_total{version="${candidate}"}[1m]))
+  max: 0.05
 margin:
-python: checks:margin                   # checks.py next to gates.yaml
-min: 0.2
+  python: checks:margin                   # checks.py next to gates.yaml
+  min: 0.2
 """
 
 from __future__ import annotations

@@ -245,7 +245,7 @@ def _maps(loop: Loop, waiting: _Waiting, machine: Machine) -> Iterator[ScriptFin
 
 
 def _row_by_row(loop: Loop, waiting: _Waiting) -> Iterator[ScriptFinding]:
-    """Report a map before the batch that runs, for each row, operations that could run on a whole batch."""
+    """Report a map that precedes the batching and runs, for each row, operations that could run on a whole batch."""
     for number, stage, share in _costly_maps(loop):
         batched = any(each.kind in BATCHES for each in loop.stages[:number])
         named = [each for each in ROW_WISE if each in stage.operations]

@@ -111,7 +111,7 @@ def _small_batch(loop: Loop, split: StepSplit, python: float) -> Iterator[Script
         kind="small_batch",
         place=batch_line(loop),
         observation=f"{seen}, with batches of {loop.rows}",
-        why="Between very short steps the device is idle, and very short operations cost mainly their start.",
+        why="Between very short steps the device is idle, and starting a very short operation is most of its cost.",
         change=larger_batch(loop),
         gain=gain,
         sure=sure,

@@ -12,7 +12,7 @@ from stoker.scriptprofile.rules.finding import ScriptFinding, gain_of
 from stoker.scriptprofile.rules.input_rules import MIN_UNMEASURED, MIN_WAIT
 
 MIN_UNPARTED = 0.2
-"""Minimum share of the step that Python takes, including the input if the two cannot be separated."""
+"""Minimum share of the step for a finding: of Python, or of input and Python if they cannot be separated."""
 
 MIN_CALLS = 0.5
 """Minimum calls of `train_on_batch` per step of a loop that trains by such calls."""

@@ -16,7 +16,7 @@ MIN_PART = 0.10
 
 MIN_WALL_S, MIN_CPU_S, LONG_S = 2.0, 1.0, 10.0
 """A part that is a finding must also take MIN_WALL_S of wall time, and either MIN_CPU_S of CPU time or LONG_S of wall
-time: other load on the machine makes short parts long."""
+time: other programs on the machine make short parts long."""
 
 MIN_LOOP = 0.05
 """Minimum share of the script's time without imports that a loop takes: others get no advice about speed."""
@@ -163,7 +163,7 @@ CACHES = ("cache", "snapshot")
 """Kinds of stages that keep the results of the first pass."""
 
 _WORKS = ("map", "from_generator", "interleave", "flat_map", "filter")
-"""Kinds of stages that may be the most expensive one if TensorFlow recorded no figures."""
+"""Kinds of stages among which the most expensive one is guessed if TensorFlow recorded no figures."""
 
 
 def filling_s(loop: Loop) -> float:

@@ -59,7 +59,7 @@ class Batcher:
             model: The model to call.
             config: How requests are joined.
             name: The model's name.
-            metrics: The metrics to update; None: none.
+            metrics: The metrics to update; None: no metrics.
             runs: Detects runs that do not end; None: runs are not watched.
             may_not_end: Whether a run could last forever; each run then gets a thread of its own.
         """

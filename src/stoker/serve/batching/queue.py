@@ -113,7 +113,7 @@ class Queue:
             run: Runs the model.
             config: Limits of batches and of the queue.
             name: Name of model and signature in the log.
-            metrics: The metrics to update; None: none.
+            metrics: The metrics to update; None: no metrics.
             model_name: Label of the metrics.
             runs: Detects runs that do not end; None: runs are not watched.
             may_not_end: Whether a run could last forever; with `runs`, each run then gets a thread of its own.

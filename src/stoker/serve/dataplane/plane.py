@@ -377,7 +377,7 @@ class DataPlane:
         *,
         api: str,
     ) -> Tensors:
-        """Call a model, and have a version in shadow repeat the call if the route requires it."""
+        """Call a model; if the route requires it, a version in shadow repeats the call."""
         begun_s, route = time.monotonic(), request.deadline.record.route
         run = functools.partial(model.call, signature, inputs, deadline=request.deadline)
         if self.router is not None and route is not None and route.copied:

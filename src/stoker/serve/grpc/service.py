@@ -142,7 +142,7 @@ class GrpcOptions:
     """The bound socket to listen on."""
 
     local: socket.socket | None = None
-    """A Unix socket to listen on as well, without TLS, as in TensorFlow Serving; None: none."""
+    """A Unix socket to listen on as well, without TLS, as in TensorFlow Serving; None: no Unix socket."""
 
     arguments: Mapping[str, str | int] = field(default_factory=dict)
     """gRPC's channel arguments, by name."""

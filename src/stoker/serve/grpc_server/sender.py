@@ -104,14 +104,14 @@ class Sender:
             self.put(frames.reset(number, Error.NO_ERROR))
 
     def block(self, stream: Stream) -> None:
-        """Record that a window blocks a stream."""
+        """Record that a stream is blocked by a flow-control window."""
         if not self.waiting and not self.stalled:
             self.blocked_s = time.monotonic()
         self.unblock(stream)
         (self.stalled if stream.window <= 0 else self.waiting)[stream.number] = stream
 
     def unblock(self, stream: Stream) -> None:
-        """Record that no window blocks a stream."""
+        """Record that a stream is no longer blocked by a flow-control window."""
         self.waiting.pop(stream.number, None)
         self.stalled.pop(stream.number, None)
 

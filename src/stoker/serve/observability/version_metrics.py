@@ -1,4 +1,4 @@
-"""Metrics of requests and latency for each version of a model, which alerts on rollouts use."""
+"""Request counts and latencies for each version of a model. The alerts about rollouts use these metrics."""
 
 from __future__ import annotations
 

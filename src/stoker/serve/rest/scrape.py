@@ -130,7 +130,8 @@ def scraped(
 
 
 _PIECE_LINES = 500
-"""Number of lines that are joined at a time, so few that joining them takes less time than a pause."""
+"""Number of lines that are joined at a time. Joining holds the GIL, so it must take less time than a pause of
+`GilYield`."""
 
 
 def _pieces(lines: Iterator[str]) -> Iterator[bytes]:

@@ -42,8 +42,8 @@ _SMALL = 256
 """An interpreter is kept if its calls had at most this many times the elements of the inputs that the file declares."""
 
 _UNUSUAL = 4
-"""An interpreter is also kept if its calls had at most this many times the elements of recent calls. Others are
-discarded, because LiteRT never returns memory."""
+"""An interpreter is also kept if none of its calls had more than this many times the mean number of elements of recent
+calls. Other interpreters are discarded, because LiteRT never returns memory."""
 
 _RECENT = 16
 """Number of calls over which the recent number of elements is averaged."""

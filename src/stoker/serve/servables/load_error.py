@@ -25,7 +25,7 @@ def reason_of(error: Exception, folder: Path) -> str:
     """
     if isinstance(error, UserError):
         got = error.got
-        # Replaced before `line` shortens it, because a part of a path could not be recognized.
+        # Replace paths before `line` shortens the text: a truncated path would not be recognized.
         if isinstance(got, str):
             shown = without_paths(got, folder)
             got = Plain(shown) if isinstance(got, Plain) else shown

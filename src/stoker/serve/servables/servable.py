@@ -103,7 +103,7 @@ class LoadOptions:
     instead."""
 
     metrics: ServeMetrics | None = None
-    """The metrics that batches update; None: none."""
+    """The metrics that batches update; None: no metrics."""
 
     in_use: VersionsInUse = field(default_factory=VersionsInUse)
     """Records the versions that are running or loading."""

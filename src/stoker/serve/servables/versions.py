@@ -24,7 +24,7 @@ FileState = tuple[tuple[str, int, int], ...]
 """For every file of a version: relative path, size in bytes, and modification time in nanoseconds."""
 
 ENOUGH_LOOKS = 2
-"""Number of checks after which a version is loaded that was not written by Stoker; see `_can_be_tried`."""
+"""Number of checks after which a version that Stoker did not write is loaded; see `_can_be_tried`."""
 
 
 class ModelVersions:

@@ -1,4 +1,4 @@
-"""Metrics of a machine that alerts need if no node_exporter runs; written by `stoker monitor exporter`."""
+"""Metrics of a machine, for alerts where no node_exporter runs; written by `stoker monitor exporter`."""
 
 from __future__ import annotations
 

@@ -61,7 +61,7 @@ BUSY_FRACTION = _gauge(
 GOODPUT = _gauge(
     "stoker_train_goodput_ratio",
     "ratio",
-    "Share of the run's wall time, over all its processes, spent in training steps.",
+    "Share of the training's wall time, over all processes of the run, in steps that were not repeated.",
     tensorboard="goodput",
 )
 MFU = _gauge(

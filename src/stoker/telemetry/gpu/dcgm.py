@@ -17,7 +17,7 @@ _MIB = 1 << 20
 class _Entity(NamedTuple):
     """The subject of a line: a GPU, or each MIG slice of a divided GPU.
 
-    Like dcgm-exporter, the lines of a slice repeat the values that exist only for the whole GPU.
+    As in dcgm-exporter, the lines of a slice repeat the values that exist only for the whole GPU.
     """
 
     part: GpuReading

@@ -199,7 +199,7 @@ def _slots(groups: Mapping[str, Sequence[Any]]) -> dict[str, _Slot]:
 
 def _path(variable: Any, group: str) -> str:
     if group == "seeds":
-        # Keras's own name for it depends on the code that first drew from it, so use a fixed name.
+        # Keras names its seed generator after the code that first used it, so use a fixed name.
         return "keras"
     path = getattr(variable, "path", None) or variable.name
     return str(path).removesuffix(":0")

@@ -142,7 +142,7 @@ class Divergence:
         middle = self._calm.median()
         if value <= middle + (self._config.factor - 1) * abs(middle):
             return True
-        # For a loss that is zero or negative, a multiple of the median is useless, but not its spread.
+        # A multiple of the median is useless if the loss is zero or negative; the spread around the median is not.
         return value <= middle + SPREADS * statistics.median(abs(v - middle) for v in self._calm)
 
     def _finding(self, step: int, loss: float) -> Finding:

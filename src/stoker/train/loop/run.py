@@ -256,7 +256,7 @@ class Run:
         return self._ceiling.step_s
 
     def _window(self) -> bool:
-        """Measure T_ceil if it is due; return whether memory ran out, so that the step was compiled again."""
+        """Measure T_ceil if it is due. Return whether memory ran out; the step was then compiled again."""
         if not self.measures_ceiling:
             return False
         if not self._ceiling.due(self.compiled.resolved.steps_per_call):

@@ -245,7 +245,7 @@ def results(model: Any, prefix: str = "") -> dict[str, float]:
 
 
 def _tracks_loss(model: Any) -> bool:
-    """Return whether the metric named `loss` was updated, as only a user-defined step does."""
+    """Return whether the metric named `loss` has values; only a user-defined step updates this metric."""
     means = [metric for metric in model.metrics if metric.name == "loss"]
     return bool(means) and hasattr(means[-1], "count") and means[-1].count.numpy() > 0
 

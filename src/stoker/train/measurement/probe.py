@@ -38,8 +38,8 @@ MAX_LEAD_S = 2.0
 that, they are too few per second to matter."""
 
 MIN_LEAD = 16
-"""Number of elements to take before the number of prefetched elements is compared: a smaller decrease may be
-hidden by a pause of the step."""
+"""Number of elements that are taken before the number of prefetched elements is read again. After fewer elements, a
+pause of the step could hide the decrease of that number."""
 
 WAITED_SHARE = 0.1
 """If a call waits for input for more than this share of its time, no prefetched elements are left. This is

@@ -63,7 +63,7 @@ class _FusedAdam:
         self._scalars: dict[tuple[str, tf.DType], _Scalars] | None = None
 
     def update_all(self, gradients: Any, variables: Any, learning_rate: Any) -> None:
-        """Update all weights. It replaces Keras's method `UPDATE_ALL`, which calls `update` for each weight."""
+        """Update all weights; set as the optimizer's `UPDATE_ALL`. Keras's method calls `update` for each weight."""
         optimizer = self._optimizer
         self._scalars = {}
         try:

@@ -82,7 +82,7 @@ def open_feeds(
         return local("train"), local("eval")
     if config.augment is not None:
         raise ConfigError(
-            "train.augment needs the local feed: data.service runs TensorFlow's own operations",
+            "train.augment cannot be used with data.service, which does not run Stoker's augmentations",
             got=Plain("both train.augment and data.service"),
             fix="Remove one of them.",
         )

@@ -30,7 +30,7 @@ FEWEST_VALUES = 32
 """With fewer values in a batch, a share may be chance, so the layer is reported only if no value is known."""
 
 FEWEST_UNKNOWN = 8
-"""With fewer values in a batch, even no known value may be chance."""
+"""With fewer values in a batch, it may be chance even if all of them are unknown."""
 
 _MAX_ROWS, _MAX_IMAGE_ROWS = 65_536, 256
 """Maximum number of rows of a split that are searched for a value out of vocabulary: without images, and with

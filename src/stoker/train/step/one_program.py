@@ -21,7 +21,7 @@ MAX_PROGRAM_S = 0.25
 """Maximum run time of a program of several steps, seconds."""
 
 MIN_STEPS_PER_PROGRAM = 16
-"""If fewer steps than this run in `MAX_PROGRAM_S`, steps are so long that a program has only one."""
+"""If `MAX_PROGRAM_S` is enough for fewer steps than this number, a program contains only one step."""
 
 MAX_PROGRAM_BYTES = 64 << 20
 """Maximum total size of the batches of a program, which are in memory at the same time, bytes."""

@@ -62,10 +62,10 @@ def unflat(tensors: Sequence[tf.Tensor], spec: Any) -> Any:
 
 
 def takes_batches_inline(spec: Any) -> bool:
-    """Return whether each step takes its own batch: if batches are plain tensors and operations run one by one.
+    """Return whether each step takes its own batch: only if batches are plain tensors and operations run one by one.
 
-    It does not if operations must be deterministic: TensorFlow then removes the prefetch from a pipeline
-    that calls Python or draws random numbers, and the step would wait for all work of the pipeline.
+    Deterministic operations exclude this: TensorFlow then removes the prefetch from a pipeline that calls Python or
+    draws random numbers, and the step would wait for all work of the pipeline.
     """
     plain = all(isinstance(each, tf.TensorSpec) for each in tf.nest.flatten(spec))
     must_be_exact = is_op_determinism_enabled()

@@ -40,8 +40,8 @@ class StepTotals(NamedTuple):
     """Number of steps that changed the weights, int64; fewer than requested if the call ended early."""
 
     finite: tf.Tensor
-    """False if the step after these had a loss or gradient that is not finite; for steps that update without a
-    check, it may also have been one of these steps."""
+    """False if the call ended because the next step had a loss or gradient that is not finite. If steps update
+    without a check, one of the counted steps may be that step."""
 
     signals: tf.Tensor
     """[2] int32: how many workers must stop, and how many must save after this call."""

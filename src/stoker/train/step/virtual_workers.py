@@ -119,9 +119,8 @@ class VirtualWorkers:
             return size, before, tf.maximum(rows - before, 0)
         local = self.distribution.local_replicas
         before = tf.math.floormod(replica, local) * here * self.batch_size
-        has_own = (
-            rows <= local * here * self.batch_size
-        )  # if not, see `Calls.share_rows`: these rows must not count
+        # A worker without rows of its own gets one row too many (see `Calls.share_rows`); none of its rows may count.
+        has_own = rows <= local * here * self.batch_size
         return (
             tf.constant(self.batch_size),
             before,

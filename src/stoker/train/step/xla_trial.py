@@ -53,7 +53,7 @@ MARGIN = 1.02
 """Minimum speedup for a switch to XLA: a smaller one is noise."""
 
 SWITCH_S = 1.0
-"""Minimum time that the rest of the run must gain from the switch, seconds, because it costs a checkpoint."""
+"""Minimum time that the switch must save in the rest of the run, seconds: the switch costs a checkpoint."""
 
 
 @dataclass(frozen=True, kw_only=True)

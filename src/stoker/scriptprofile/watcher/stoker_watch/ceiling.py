@@ -114,7 +114,7 @@ class Ceiling:
         return settle(self._variables)
 
     def measure(self, calls: int) -> tuple[float, float]:
-        """Time this many calls: seconds, and the share of them that other programs took; restore the variables."""
+        """Measure the time of this many calls, and restore the variables; see `timed`."""
         return timed(lambda: self._function(self._iterator), self._variables, calls=calls)
 
 
@@ -138,7 +138,7 @@ def timed(
         warm: Whether to make one more call before them, which is not timed.
 
     Returns:
-        Seconds, and the share of them that other programs took.
+        Time of the calls, seconds, and the share of this time that other programs took.
     """
     kept = [variable.numpy() for variable in variables]
     try:

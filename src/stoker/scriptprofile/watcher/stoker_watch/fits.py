@@ -24,7 +24,7 @@ LATEST = 2
 """The shortest of this many latest calls gives the duration of a step."""
 
 FIRST_DRAINED = 3
-"""Number of calls that are not measured after the resident batch is taken from the input, which delays them."""
+"""Number of calls that are not measured after the resident batch was taken: taking it from the input delays them."""
 
 
 class Fit:

@@ -129,7 +129,7 @@ def _trains(*, eager: bool) -> None:
 
 
 def applied() -> None:
-    """Record that an optimizer was applied: the function that is running trains."""
+    """Record that the current tf.function trains, because an optimizer was applied in it."""
     if _running:
         _running[0].trains = True
 

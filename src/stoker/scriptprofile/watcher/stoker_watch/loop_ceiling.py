@@ -53,8 +53,8 @@ _CONSUMES = (
 """Operations on its dataset that a loop can repeat; a range numbers the batches."""
 
 _READS = re.compile(r"^(.*Dataset.*|.*Iterator.*|Optional.*|ReadFile)$")
-"""Operations that read data. If the data is not an argument of the step, the script would miss what a repeated step
-reads."""
+"""Operations that read data. If the data is not an argument of the step, repeating the step would consume data that the
+script needs."""
 
 
 def after_step(loop: Loop, function: Any, given: Given) -> None:
@@ -92,7 +92,11 @@ def after_step(loop: Loop, function: Any, given: Given) -> None:
 def _measure_step(
     loop: Loop, function: Any, given: Given, real_s: float
 ) -> tuple[float, float, str]:
-    """Measure a call on data in memory: seconds, the share of them that other programs took, and why it failed or ""."""
+    """Measure a call on data in memory.
+
+    Returns:
+        Its time, seconds; the share of this time that other programs took; and why the measurement failed, or "".
+    """
     tf: Any = sys.modules["tensorflow"]
     args, kwargs = given
     why = ""
@@ -132,7 +136,7 @@ def _as_traced(function: Any, given: Given) -> Any:
 
 
 def _captured_variables(concrete: Any) -> tuple[list[Any], str]:
-    """The variables that a compiled step can change, and why they could not be restored, or ""."""
+    """The variables that a compiled step can change, and why they cannot be restored; "" if they can."""
     tf: Any = sys.modules["tensorflow"]
     variables = list(concrete.graph.variables)
     known = {id(variable.handle) for variable in variables}
@@ -335,7 +339,7 @@ def _measure_pass(loop: Loop, function: Any, given: Given, real_s: float) -> str
 
 
 def _reads_more(tf: Any, concrete: Any) -> set[str]:
-    """What a loop reads in addition to its arguments: types of operations, or a dataset."""
+    """Types of the operations by which a loop reads more than its arguments, and a clause if it captures a dataset."""
     found = {kind for kind in operations(concrete) if _READS.match(kind) and kind not in _CONSUMES}
     captures = any(each.dtype == tf.variant for each, _ in concrete.graph.captures)
     return found | ({"reading a dataset that is not an argument"} if captures else set())

@@ -304,7 +304,7 @@ class State:
         """Whether the tf.function that is being traced reads elements of an iterator itself."""
 
     def is_amid(self, loop: Loop | None) -> bool:
-        """Whether this loop is running, and U is no longer measured for it; for None, whether `fit` runs."""
+        """Whether this loop runs and its U will not be measured again; if `loop` is None, whether `fit` runs."""
         if loop is None:
             return self.fits > 0
         return loop is self.current and self.iterator() is not None and not loop.measures_again

@@ -64,7 +64,7 @@ def _inputs_of(node: Any, nodes: Any) -> dict[int, float]:
     """The inputs of an interleave or flat_map, each with the number of its elements per output element.
 
     Such a node makes a pipeline for each element of its first input; its other inputs are these pipelines. For
-    all other nodes the number here is 1.0; their `ratio` has the real number, if it is known.
+    all other nodes, 1.0 is returned, because their `ratio` has the number, if it is known.
     """
     inputs = list(node.inputs)
     if node.node_class not in _INTERLEAVES or not inputs:

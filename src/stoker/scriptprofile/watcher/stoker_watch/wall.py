@@ -111,7 +111,7 @@ HOOKS = ("on_batch_begin", "on_train_batch_begin", "on_batch_end", "on_train_bat
 
 
 class BatchHooks:
-    """Measures the callbacks' methods for batches during one `fit`."""
+    """Measures the time of the callbacks' batch hooks during one `fit`."""
 
     def __init__(self) -> None:
         self.seconds: dict[tuple[str, str, Place], float] = {}
@@ -122,7 +122,7 @@ class BatchHooks:
         self._inside = False
 
     def watch(self, keras: Any, given: Any) -> None:
-        """Start to time the methods of these callbacks for batches.
+        """Start to measure the time of the batch hooks of these callbacks.
 
         Args:
             keras: The module.
@@ -139,7 +139,7 @@ class BatchHooks:
         _current = self
 
     def end(self) -> None:
-        """Stop to time: the call of `fit` is over."""
+        """Stop measuring: the call of `fit` is over."""
         global _current
         _current = None
 
