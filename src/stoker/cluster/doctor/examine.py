@@ -33,8 +33,8 @@ MIN_THREADS_A_CORE = 256
 thread per core."""
 
 MIN_LOCKED_BYTES = 1 << 30
-"""Smallest sufficient limit of locked memory, bytes, for NCCL, which locks its buffers for InfiniBand. NCCL's documentation
-requires it to be unlimited."""
+"""Smallest sufficient limit of locked memory, bytes, for NCCL, which locks its buffers for InfiniBand. NCCL's
+documentation requires it to be unlimited."""
 
 MIN_AVAILABLE_BYTES = 2 << 30
 """Minimum free memory, bytes: enough for TensorFlow and one or two batches."""

@@ -38,8 +38,8 @@ from stoker.data.sources.images.headers import (
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 MAX_GIF_PIXELS = 128 << 20
-"""Maximum number of pixels of all frames of a GIF together: TensorFlow's decoder, giflib,
-reads all frames, with one byte per pixel."""
+"""Maximum number of pixels of all frames of a GIF together: TensorFlow's decoder, giflib, reads all
+frames, with one byte per pixel."""
 
 _JPEG_END = b"\xff\xd9"
 _PNG_END = bytes(4) + b"IEND" + zlib.crc32(b"IEND").to_bytes(4)
