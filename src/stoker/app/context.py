@@ -33,7 +33,7 @@ class StageResult(TypedDict, total=False):
     """Whether the work had been done before: the stage then counts as skipped."""
 
     changes: list[dict[str, Any]]
-    """Accepted changes of the inputs since the start of a continued training."""
+    """Changes of the inputs since the start of the run, which the user accepted to continue its training."""
 
 
 class IngestResult(StageResult):
@@ -279,7 +279,7 @@ METRICS = "metrics.jsonl"
 """File with the metrics of each call of steps, and of each epoch."""
 
 WALL_TIME = "wall_time.json"
-"""File with the account of the run's wall time, over all its processes."""
+"""File with the record of the run's wall time, over all its processes."""
 
 TENSORBOARD = "tensorboard"
 """Folder of TensorBoard's event files."""

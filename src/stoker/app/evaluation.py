@@ -50,8 +50,8 @@ class Baseline:
 def find_baseline(experiment: Experiment, model: Path) -> Baseline | None:
     """Return the version that takes the traffic, or without a rollout the newest; None if there is none.
 
-    A version with the content of this model is passed over: so a model that was already pushed is compared with the
-    version before it, and a repeated evaluation gives the same result. So is a version that was rolled back.
+    Versions with the same content as this model are skipped: then a model that was already pushed is compared with the
+    version before it, and a repeated evaluation gives the same result. Versions that were rolled back are also skipped.
     """
     repository = Repository(experiment.models_root)
     own = _content_hash(model)

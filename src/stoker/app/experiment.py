@@ -157,7 +157,7 @@ class Experiment:
                 raise ConfigError(
                     f"{name} must be left out {what}, whose elements are features and label",
                     got=getattr(self, name),
-                    fix="Do this in the dataset's function, or use files (data.source).",
+                    fix="Let the dataset's function return finished features and labels, or use files (data.source).",
                 )
         if self.train.batch_size != "auto":
             raise ConfigError(

@@ -107,8 +107,8 @@ class StageRecord:
     """ID of the run that produced the output."""
 
     content: str
-    """Fingerprint of the part of the output that equal inputs do not determine (trained weights may differ
-    on a GPU, or with a file that the user's code reads); empty if they determine everything."""
+    """Fingerprint of the part of the output that may differ although the inputs are equal (trained weights may differ
+    on a GPU, or if the user's code reads a file); empty if there is no such part."""
 
     reads: Reads = field(default_factory=Reads)
     """What the user's code read in this stage, with its state at the start of the run."""

@@ -227,8 +227,8 @@ def _label_texts(labels: NDArray[Any], classes: Classes) -> list[str]:
 def _answer_texts(answers: NDArray[Any], classes: Classes) -> list[str]:
     flat = answers.reshape(len(answers), -1)
     if flat.shape[1] == 1 and classes and len(classes) == 2 and np.all((flat >= 0) & (flat <= 1)):
-        # A single output is the probability of the second class: add the first class's, to show both like several
-        # classes.
+        # A single output is the probability of the second class. Add that of the first class, so that the output is
+        # shown in the same way as one with a probability per class.
         flat = np.concatenate([1 - flat, flat], axis=1)
     if flat.shape[1] == 1:
         return [f"{row[0]:.4g}" for row in flat]

@@ -18,7 +18,8 @@ from stoker.train.elastic import require_size
 
 _LABEL_PART = r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?"
 _LABEL = re.compile(f"{_LABEL_PART}={_LABEL_PART}")
-"""Syntax of a label: that of Kubernetes without a prefix, because Slurm's comment allows more."""
+"""Syntax of a label: `KEY=VALUE` by the rules of Kubernetes, without a prefix. The comment of a Slurm job accepts every
+such label."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

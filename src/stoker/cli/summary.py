@@ -216,7 +216,7 @@ _MAX_BODY = 300
 """Maximum length of a request in a suggested command, characters; an image is longer and is not shown."""
 
 _LONGER = "train.epochs"
-"""Setting that the last suggested command changes; the user's own value of it is left out there."""
+"""Setting that the last suggested command changes; the user's own `--set` of this setting is not repeated."""
 
 
 def _next_commands(
@@ -250,7 +250,7 @@ def _shown(path: Path) -> str:
 
 
 def print_dry_run(console: Console, rehearsal: DryRunResult) -> None:
-    """Print settings, device placement, memory, and the check of serving."""
+    """Print settings, device placement, memory, and that the exported, untrained model has answered a row."""
     steps, served = rehearsal.steps, rehearsal.served
     console.print(_dry_run_facts(steps))
     console.print()

@@ -51,7 +51,7 @@ class RefusedError(CallError):
 
 
 def refused_fix(status: str) -> str:
-    """Return the next action for a status; "" if only the server's message tells it."""
+    """Return the next action for a status; "" if the status alone does not determine it."""
     return _FIXES.get(status, "")
 
 
@@ -79,7 +79,7 @@ class Answers:
     REST returns nested lists instead of arrays."""
 
     version: int | None = None
-    """The version that answered; None over REST, which does not tell it."""
+    """The version that answered; None over REST, which does not report the version."""
 
 
 def from_rows(predictions: Sequence[Any]) -> dict[str, NDArray[Any]]:
@@ -164,8 +164,8 @@ class ModelClient(AbstractContextManager["ModelClient"], ABC):
         Args:
             model: Name of the model, or a `ModelAt` with a version.
             rows: One value or one object of inputs per row; or a dict input -> [rows, ...] array. Over gRPC,
-                arrays must have the dtypes that the model declares; rows are converted to these dtypes, which
-                the client requests.
+                arrays must have the dtypes that the model declares. Rows are converted to these dtypes, which the
+                client gets from the server.
             signature: The signature; "" for the default.
 
         Raises:

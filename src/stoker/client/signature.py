@@ -74,14 +74,14 @@ class SignatureSpec:
 
 
 def chosen(signatures: Mapping[str, SignatureSpec], name: str) -> SignatureSpec:
-    """Return the signature with a name; "" is the default signature.
+    """Return the signature named `name`; "" is the default signature.
 
     Raises:
         UserError: the model does not have this signature.
     """
     wanted = name or DEFAULT_SIGNATURE
     if wanted not in signatures:
-        # Keras exports its initializer as a signature, which is never called.
+        # Leave out names with `__`: a model also lists its initializer as a signature, which clients do not call.
         known = sorted(name for name in signatures if not name.startswith("__"))
         raise UserError(f"{wanted!r} must be a signature of the model", fix=nearest(wanted, known))
     return signatures[wanted]

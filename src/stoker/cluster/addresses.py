@@ -85,7 +85,7 @@ def own_address(place: Place, environ: Mapping[str, str]) -> str:
 
 
 def machine_name() -> str:
-    """Return an identifier of this machine: its name, and the ID of its kernel's start (boot)."""
+    """Return an identifier of this machine: its host name, and the boot ID of its kernel."""
     # Pods on the same machine share the kernel, but have different names.
     boot = Path("/proc/sys/kernel/random/boot_id")
     started = boot.read_text().strip() if boot.exists() else ""

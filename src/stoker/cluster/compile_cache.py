@@ -295,7 +295,7 @@ def _memory_folder() -> tuple[Path, int]:
 
 
 def _sweep_memory() -> None:
-    """Remove the folders in memory that ended processes of this user have left."""
+    """Remove the in-memory folders that processes of this user left behind when they ended."""
     for folder in _memory_base().glob(f"{_IN_MEMORY}*"):
         with contextlib.suppress(OSError):
             if folder.lstat().st_uid != os.geteuid():

@@ -145,7 +145,10 @@ def prepare(environment: MutableMapping[str, str]) -> None:
 
 
 def _can_be_added(value: str, _: str, flag: str) -> bool:
-    """Whether a flag can be added: the user's flags name neither a cache folder nor a file of flags."""
+    """Whether a flag can be added.
+
+    It can if the user has not set it, and the variable contains flags or nothing, not the name of a file with flags.
+    """
     return flag not in value and (not value.strip() or value.strip().startswith("-"))
 
 

@@ -36,7 +36,7 @@ class Refusals:
 
 
 def memory_limit(root: Path = CGROUPS) -> int | None:
-    """Return the memory limit of the container's control group (version 2 or 1); None: no limit."""
+    """Return the memory limit of the container's control group (version 1 or 2); None: no limit."""
     for place in ("memory.max", "memory/memory.limit_in_bytes"):
         try:
             text = (root / place).read_text().strip()
@@ -72,7 +72,10 @@ def cpu_limit(root: Path = CGROUPS) -> float | None:
 
 
 def usable_cores(root: Path = CGROUPS) -> int:
-    """Return how many threads can compute at the same time: the CPU affinity, or a container's lower limit."""
+    """Return how many threads can compute at the same time.
+
+    This is the number of cores in the CPU affinity, or the CPU limit of the container if it is smaller.
+    """
     cores, limit = len(os.sched_getaffinity(0)), cpu_limit(root)
     return max(1, min(cores, math.ceil(limit) if limit else cores))
 
@@ -88,7 +91,7 @@ def raise_open_files(need: int) -> None:
 def kernel_refusals(
     *, membership: Path = Path("/proc/self/cgroup"), root: Path = CGROUPS
 ) -> Refusals:
-    """Return the kernel's counters for the control group of this process (version 2 or 1).
+    """Return how often the kernel refused memory or processes to this process's control group (version 1 or 2).
 
     Child processes in the same group are included. Counters that cannot be read are 0.
     """

@@ -95,7 +95,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         """Return a number; 20:30, which is a number of base 60 in YAML 1.1, stays text."""
-        if ":" in self.construct_scalar(node):  # refuses `!!int {a: 1}`
+        if ":" in self.construct_scalar(node):  # raises for `!!int {a: 1}`, a mapping
             return node.value
         if _OCTAL.fullmatch(node.value):
             problem = (
@@ -331,7 +331,7 @@ def located(error: ConfigError, path: Path) -> ConfigError:
 
 
 def names_key(rule: str, key: str) -> bool:
-    """Return whether an error's rule names a dotted key; a key without a dot must be at the start of the rule."""
+    """Return whether an error's rule names a key. A key without a dot counts only at the start of the rule."""
     found = re.search(rf"(?<![\w.]){re.escape(key)}(?!\w)", rule)
     return found is not None and (found.start() == 0 or "." in key)
 

@@ -107,7 +107,7 @@ def _shown(value: object) -> str:
 
 
 class Plain(str):
-    """A received value that is already a sentence and is printed without quotes."""
+    """Text that is printed after `Received:` without quotes: a description, not the value itself."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -222,8 +222,8 @@ def lasting_folder(final: Path, key: str) -> Iterator[Path]:
 def sweep(folder: Path, name: str) -> None:
     """Remove the partial files that a killed writer of `name` (`*`: any name) left in a folder.
 
-    Call it only if no other process writes there. A later start of a job also removes the files that an earlier start
-    is about to rename.
+    Call it only if no other process writes there. The one exception is an earlier start of the same job: it must not
+    publish anything more, so its partial files are removed too.
 
     Raises:
         Superseded: a later start of this process's job has begun.

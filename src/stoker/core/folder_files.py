@@ -85,11 +85,11 @@ class Ignored:
         self._folder = functools.cache(self._of_folder)
 
     def __call__(self, path: Path) -> bool:
-        """Whether a file in the user's folder is ignored, or a folder that contains it."""
+        """Whether a file in the user's folder, or a folder that contains the file, is ignored."""
         return self.file(path.relative_to(self._root).as_posix())
 
     def file(self, name: str) -> bool:
-        """Whether a file is ignored, or a folder that contains it; `name` is relative to the user's folder."""
+        """Whether a file, or a folder that contains it, is ignored; `name` is relative to the user's folder."""
         parent, _, last = name.rpartition("/")
         return self.named(name, last) or (bool(parent) and self._folder(parent))
 

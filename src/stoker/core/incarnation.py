@@ -121,7 +121,7 @@ def require_newest() -> None:
 
 
 def is_newest() -> bool:
-    """Whether this process may still write. For callers that skip the write, without an error, if it may not."""
+    """Whether this process may still write; for callers that skip the write instead of raising an error."""
     try:
         require_newest()
     except UserError:

@@ -1,4 +1,4 @@
-"""Receives the signals to end at once, even while the main thread is in native code.
+"""Receives termination signals immediately, even while the main thread is in native code.
 
 Python calls a signal handler only between two bytecode instructions. A compiled call of many steps, an import of a
 native library or a database query is one instruction. So a thread reads the signal's number from a pipe.
@@ -29,7 +29,7 @@ def heard(
     """Call a function at each of these signals; does nothing outside the main thread.
 
     Args:
-        numbers: The signals; a signal that this process ignores since its start (`nohup`) stays ignored.
+        numbers: The signals; a signal that this process has ignored since its start (`nohup`) stays ignored.
         tell: Called immediately, in a separate thread. Not called for a signal whose handler was
             replaced inside the block.
         handler: Called later, in the main thread, when Python runs signal handlers; may raise.

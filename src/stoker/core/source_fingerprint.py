@@ -23,7 +23,7 @@ _DYNAMIC = frozenset(
         *("__import__", "importlib", "import_module", "runpy"),
     ]
 )
-"""Names, alone or after a dot, through which code can be used that the source does not name."""
+"""Names, alone or after a dot, that let a function use code that its source does not name."""
 
 _READS = frozenset(
     [
@@ -180,15 +180,15 @@ class _Walk:
             self.cannot_follow(module)
 
     def cannot_follow(self, module: str) -> None:
-        """Handle code that may use other code which the source does not name.
+        """Refuse a module whose source may use code that it does not name.
 
         Args:
-            module: The module that contains the code.
+            module: Name of the module.
         """
         raise _UndecidableError(module)
 
     def reads(self, module: str) -> None:
-        """Handle a possible read of a file or an environment variable."""
+        """Refuse a module that may read a file or an environment variable."""
         self.cannot_follow(module)
 
     def load(self, module: str) -> _Module:

@@ -264,11 +264,11 @@ _HEADINGS = (
     *("Graph execution error:", "Detected at node", "<stack traces unavailable>"),
     *("File ", "Exception encountered when"),
 )
-"""How lines begin, in errors of TensorFlow and Keras, that do not say what is wrong."""
+"""Beginnings of the lines that do not say what is wrong, in errors of TensorFlow and Keras."""
 
 
 _CAUSE = "Error encountered:"
-"""How the line before the cause ends, if Keras could not infer a layer's shape."""
+"""End of the line before the cause, if Keras could not infer a layer's shape."""
 
 
 def first_line(error: BaseException) -> str:

@@ -1,1 +1,1 @@
-"""Writes manifests that people can read: a model in an image, and the objects that run the image on a cluster."""
+"""Writes a deployment in readable files: a Dockerfile for an image with the model, and manifests that run the image."""

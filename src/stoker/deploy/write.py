@@ -175,7 +175,7 @@ def _values(plan: Plan, out: Path) -> dict[str, str]:
         if "/" in plan.image
         else f"\n`{plan.image}` names no registry: give one by `--image`, or load the image into the "
         "cluster's\nnodes (`kind load docker-image`, `minikube image load`).\n",
-        # The folder as the README's commands contain it.
+        # The folder, quoted for the shell commands in the README.
         "out": shlex.quote(str(out)),
         **_gpu_values(plan),
         **_shared_values(plan),

@@ -59,8 +59,8 @@ class OutputEvaluation:
     """Task of the output."""
 
     calibration: tuple[CalibrationBin, ...] = ()
-    """Mean prediction and mean label by tenths of the predictions; empty unless a row has a single value or
-    one of two classes."""
+    """Mean prediction and mean label by tenths of the rows, sorted by prediction; empty unless the task has two classes
+    or is a regression with one output."""
 
     confusion: tuple[tuple[int, ...], ...] = ()
     """[label][prediction] number of rows; empty for a regression, for several labels per row, and for more than
@@ -180,7 +180,7 @@ def calibration_bins(examples: Examples) -> tuple[CalibrationBin, ...]:
 
 
 def _calibration_bin(labels: FloatArray, predictions: FloatArray) -> CalibrationBin:
-    """Divide before summing, so that large numbers do not overflow."""
+    """Return the bin of these rows. Values are divided before the sum, so that large numbers do not overflow."""
     rows = len(predictions)
     return CalibrationBin(
         rows=rows,

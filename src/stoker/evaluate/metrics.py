@@ -41,7 +41,7 @@ class Metric:
     """One metric: its computation, its tasks, and whether higher or lower is better."""
 
     compute: Callable[[Examples], MetricValue]
-    """Computes the metric of at least one row; all labels and predictions are finite."""
+    """Computes the metric. There must be at least one row, and all labels and predictions must be finite."""
 
     tasks: tuple[Kind, ...]
     """Tasks for which it is defined. A multiclass model with two output columns also gets the metrics of

@@ -26,7 +26,7 @@ OTHER = "(other)"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Slice:
-    """The rows that have the same value, or a value in the same range, of a column."""
+    """The rows in which a column has the same value, or a value in the same range."""
 
     column: str
     """The raw column, or the cross `a*b`, as in the configuration."""

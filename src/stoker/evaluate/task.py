@@ -57,8 +57,9 @@ class Examples:
     values."""
 
     scores: FloatArray
-    """[rows] numbers that rank the rows by class 1, or [rows, k] by each of k labels. They are logits if
-    available: the sigmoids of large logits are equal. Empty for a regression and for more than two classes."""
+    """[rows] the higher the number, the more likely is class 1; [rows, k] the same for each of k labels. They are
+    logits if available, because the sigmoids of large logits are rounded to the same number. Empty for a regression
+    and for more than two classes."""
 
     finite: NDArray[np.bool_]
     """[rows] whether label and prediction are finite numbers."""

@@ -181,7 +181,7 @@ def _write(
 
 
 def _refuse_text(model_format: ModelFormat, model: LoadedModel, signature: str) -> None:
-    """Raise an error for string tensors before the converter runs: some converters accept them."""
+    """Raise an error for string tensors before the converter runs, because not every converter refuses them."""
     tensors = {**model.signatures[signature].inputs, **model.signatures[signature].outputs}
     texts = [name for name, spec in tensors.items() if spec.dtype == "string"]
     if texts:
@@ -199,7 +199,7 @@ def _signature_inputs(model: LoadedModel, rows: Arrays, signature: str) -> Array
 def _full_rank(array: NDArray[Any], spec: TensorSpec) -> NDArray[Any]:
     """Add the trailing axes of length one that rows may leave out, as in requests to a server."""
     if spec.shape is None or not spec.takes(array.shape):
-        return array  # the error that the SavedModel raises names the input
+        return array  # the SavedModel refuses it, with an error that names the input
     return array.reshape(array.shape + (1,) * (len(spec.shape) - array.ndim))
 
 

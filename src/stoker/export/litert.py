@@ -120,7 +120,7 @@ def _runner(folder: Path, signature: str) -> Any:
 
 @contextlib.contextmanager
 def _captured_stderr() -> Iterator[Any]:
-    """Capture the text that the converter's libraries print: it only repeats the raised error.
+    """Capture the text that the converter's libraries print, so that it can be searched and the user does not see it.
 
     Yields:
         A function that returns the text printed so far.

@@ -41,7 +41,7 @@ def main(saved_model: str, signature: str, out: str) -> None:
 def write_one_signature(saved_model: str, signature: str, folder: str) -> None:
     """Write a SavedModel with a single signature of another SavedModel, its variables frozen to constants.
 
-    From the original, the converter would also convert the tables of the other signatures: it fails on tables
+    Given the original, the converter would also convert the tables of the other signatures, and it fails on tables
     that the chosen signature does not use.
     """
     with tf.Graph().as_default(), tf.compat.v1.Session() as session:

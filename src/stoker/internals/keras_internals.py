@@ -76,7 +76,7 @@ def user_metrics(metrics: Any) -> tuple[Any, Any]:
 
 
 def compute_loss(model: keras.Model, parts: Mapping[str, Any], *, training: bool) -> Any:
-    """Compute the loss as Keras's own steps do, also if the model's `compute_loss` has no argument `training`."""
+    """Compute the loss as Keras's own steps do, even if the model's `compute_loss` has no argument `training`."""
     return model._compute_loss(**parts, training=training)
 
 

@@ -59,11 +59,12 @@ class Resources:
     """Memory of each worker, GiB."""
 
     time_limit_s: float | None = None
-    """Time limit of each start, seconds. The job saves before the limit, and continues in the next start."""
+    """Maximum time that the job runs each time it is started or restarted, seconds. The job saves before the limit, and
+    continues when it is started again."""
 
     @property
     def gpu_hours(self) -> float | None:
-        """Maximum GPU hours of a start; None without GPUs or without a time limit."""
+        """Maximum GPU hours until the time limit; None without GPUs or without a time limit."""
         if not self.gpus or self.time_limit_s is None:
             return None
         return self.workers * self.gpus * self.time_limit_s / 3600

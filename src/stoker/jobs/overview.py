@@ -22,7 +22,11 @@ EXPERIMENT = "stoker.yaml"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Here:
-    """The targets and folders of runs that are known in a folder: those of its experiment, and the user's."""
+    """The targets and the folders of runs that commands in a folder use.
+
+    The targets are those of the folder's experiment and of the user's file of targets. The folders of runs are that of
+    the experiment, and those of `--runs`.
+    """
 
     targets: Mapping[str, Target]
     runs: tuple[Path, ...]
@@ -50,7 +54,7 @@ class Listed:
 
 
 def read_here(folder: Path, runs: Sequence[Path] = ()) -> Here:
-    """Collect the targets and folders of runs that are known in a folder.
+    """Return the targets and the folders of runs that commands in a folder use.
 
     Args:
         folder: The current folder, which need not be an experiment.

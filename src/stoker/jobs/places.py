@@ -74,7 +74,7 @@ def find_place(named: str, runs: Iterable[Path] = ()) -> Path:
     """Return the folder of the job with this ID, or of the only job whose ID begins with this text.
 
     Args:
-        named: The ID, or its beginning.
+        named: The ID, or its first characters.
         runs: Folders of runs in addition to the index.
 
     Raises:

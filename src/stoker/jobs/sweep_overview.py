@@ -50,7 +50,7 @@ _ORDER = (
 
 
 def list_with_sweeps(here: Here) -> tuple[list[Listed | SweepState], list[str]]:
-    """Return jobs without a sweep and sweeps, newest first, and a line for each target that does not answer."""
+    """Return all sweeps and the jobs outside sweeps, newest first, and a line for each target that does not answer."""
     listed, problems = list_jobs(here)
     found = _sweep_states(sweeps(here.runs).values(), listed)
     inside = {element.job for each in found for element in each.sweep.elements}

@@ -99,7 +99,8 @@ def coordinate(
         require_strategy(requested, servers=0)
         yield {"train": lead}
     except (Preempted, Superseded):
-        # A restarted leader finds its tasks waiting; tasks of an earlier start of the job are gone.
+        # Do not release the waiting tasks. After a preemption, the restarted chief needs them. If a later start of the
+        # job has begun, they are gone.
         raise
     except Exception as error:  # reported to the waiting tasks, then raised again
         if not led.is_set():

@@ -200,7 +200,8 @@ def wait_for_all(barrier: Path, cluster: ClusterSpec) -> None:
 def report_failure(barrier: Path, cluster: ClusterSpec, error: Exception) -> None:
     """Report to the waiting tasks that this task cannot train, and why."""
     failure = {"name": cluster.name, "line": line_of(error)}
-    if barrier.is_dir() and not isinstance(error, Superseded):  # else no task is waiting
+    # Without the folder, no task is waiting. After `Superseded`, the folder belongs to a later start of the job.
+    if barrier.is_dir() and not isinstance(error, Superseded):
         write_json(barrier / FAILED.format(rank=cluster.rank), failure)
 
 

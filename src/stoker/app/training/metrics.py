@@ -43,7 +43,7 @@ def time_worker(
     Args:
         folder: Folder of the stage.
         place: The workers that share a step.
-        held: Ends this when it is closed.
+        held: Stops the detection of stragglers when it is closed.
     """
     if not isinstance(place, Distribution) or place.workers < 2:
         return None
@@ -69,9 +69,9 @@ def offer_metrics(
     Args:
         context: The experiment.
         folder: Folder of the stage.
-        run_time: The account of wall time.
+        run_time: The record of wall time.
         timed: This worker's timing, if it is one of several workers.
-        held: Ends this when it is closed.
+        held: Stops the publication and the sampling of GPUs when it is closed.
 
     Returns:
         The writer to which training passes its metrics.

@@ -38,12 +38,12 @@ if TYPE_CHECKING:
 
 
 AUTOS = ("batch_size", "steps_per_call", "precision", "xla", "strategy")
-"""Settings whose resolved value a continued run keeps if they are `auto`, because another value would change the
-training."""
+"""If one of these settings is `auto`, a continued run keeps the value that was resolved at its start: another value
+would change the training."""
 
 
 def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> ResolvedTraining:
-    """Return and record the resolved settings; if the run is continued, keep the values of its start.
+    """Return and record the resolved settings; a continued run keeps the values that it started with.
 
     Args:
         folder: The folder of the stage.
@@ -51,8 +51,8 @@ def resolve_once(folder: Path, config: TrainConfig, now: ResolvedTraining) -> Re
         now: The resolution of every `auto` on this machine.
 
     Raises:
-        UserError: this machine does not have as many devices as the run started with, or an elastic training
-            cannot have this number.
+        UserError: the number of devices here is not the number that the run started with, or `train.elastic` does
+            not allow it.
     """
     if config.elastic is not None:
         require_size(config.elastic, now.replicas, what=_counted(now))
@@ -86,7 +86,10 @@ def _counted(resolved: ResolvedTraining) -> str:
 
 
 def _require_same_loop(before: ResolvedTraining, now: ResolvedTraining) -> None:
-    """Reject a change to or from parameter servers, whose checkpoints differ because their steps have no order."""
+    """Reject a change to or from parameter servers.
+
+    Their checkpoints differ from those of other strategies, because their workers do steps in no fixed order.
+    """
     served = "parameter_server"
     if (before.strategy == served) != (now.strategy == served):
         raise UserError(

@@ -206,7 +206,10 @@ def _open_job(
 def _open_reports(
     context: Context, folder: Path, job: _Job, timed: TimedWorker | None, held: ExitStack
 ) -> _Reports:
-    """Open the writers of metrics and the account of wall time; with several workers, only in the chief."""
+    """Open the metric writers, the record of wall time and the device watch.
+
+    With several workers, only the chief writes metrics and the record.
+    """
     wall_time = folder / WALL_TIME if job.is_chief else None
     run_time = held.enter_context(RunTime(context.wall, wall_time))
     board = live = None

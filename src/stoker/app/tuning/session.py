@@ -127,7 +127,7 @@ class Session:
             "communication_s": probe.communication_s(),
             "transfer_s": probe.transfer_s(),
         }
-        # Report the resolved setting, not the run's value: the probe may use shorter calls than the setting says.
+        # `self._resolved` is not the run's copy, in which the probe may have reduced `steps_per_call`.
         return {"facts": facts, "resolved": asdict(self._resolved), "model": self._model_facts()}
 
     def window(self, kind: Any, seconds: float) -> dict[str, Any]:
@@ -135,8 +135,9 @@ class Session:
         return asdict(self._measured().window(kind, seconds))
 
     def turns(self, seconds: float, count: int, pace_s: float) -> dict[str, list[Any]]:
-        """Measure windows of the step with resident data, and of training, in turn, so that both see the same machine.
+        """Measure pairs of windows: of the step with resident data, and of training.
 
+        The windows of a pair follow each other directly, so that both see the machine in the same state.
         After each pair, the machine's own speed is measured for `pace_s` seconds.
         """
         probe = self._measured()
@@ -166,7 +167,7 @@ class Session:
         return [sum(losses.found[at : at + calls]) / calls for at in range(0, whole, calls)]
 
     def precision(self, seconds: float, count: int) -> dict[str, Any]:
-        """Measure the step with resident data in its precision and in another precision, in turn."""
+        """Measure the step with resident data in pairs of windows: in the current precision and in another one."""
         from stoker.train.measurement.measured_run import open_measured_run
         from stoker.train.measurement.probe import open_probe
 

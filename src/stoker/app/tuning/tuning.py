@@ -256,9 +256,9 @@ def _checkable(experiment: Experiment) -> Lock:
     for name, optional in PROMISED.items():
         value = lock.after.get(name)
         if not (_is_number(value) or (optional and value is None)):
-            # A promise of NaN could not be broken, because no figure is less than NaN.
+            # A check against NaN could not fail, because no figure is less than NaN.
             raise ConfigError(
-                f"{FILE} must promise after.{name}, a number of 0 or more",
+                f"after.{name} in {FILE} must be a number of 0 or more",
                 got=value,
                 fix="Run `stoker tune` again.",
             )

@@ -218,7 +218,7 @@ def _lines(at: ModelAt, request: Request, answers: Answers) -> list[str]:
         return [f"{at.name}{version}", *(f"{_label(n)}{_shown(v)}" for n, v in outputs.items())]
     lines = [f"{at.name}{version}, {len(request.rows)} row(s)"]
     for number in range(len(request.rows)):
-        # An output without one value per row is shown completely.
+        # An output that does not have one value per row is shown completely for each row.
         parts = [
             _label(n)
             + _shown(v[number] if getattr(v, "ndim", 0) and len(v) == len(request.rows) else v)

@@ -261,7 +261,7 @@ def _trained_as_worker(experiment: Experiment, log: Log) -> bool:
 
 @contextlib.contextmanager
 def _coordinated(experiment: Experiment, log: Log) -> Iterator[Mapping[str, Work]]:
-    """Yield the replacement for the work of `train` if `TF_CONFIG` makes this process lead others."""
+    """Yield replacements for the work of stages: for `train` if this process is the chief of `TF_CONFIG`, else none."""
     from stoker.app.task.worker import coordinate, task_of
 
     cluster = task_of(os.environ)

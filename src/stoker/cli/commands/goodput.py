@@ -1,4 +1,4 @@
-"""`stoker goodput`: shows on what runs spent their wall time, over all their restarts."""
+"""`stoker goodput`: shows how runs spent their wall time, over all their restarts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def goodput(
         Path | None, typer.Option("--page", metavar="FILE", help="Also write an HTML page.")
     ] = None,
 ) -> None:
-    """Show on what runs spent their wall time, over all restarts.
+    """Show how runs spent their wall time, over all restarts.
 
     Parts: steps, waiting for input, compiling, checkpoints, validation, lost work, waiting for machines.
     """

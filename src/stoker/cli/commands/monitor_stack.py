@@ -167,7 +167,7 @@ def down(state: StateFolder = None) -> None:
 
 
 def status(state: StateFolder = None, as_json: AsJson = False) -> None:
-    """Show the programs that `stoker monitor up` started, targets and firing alerts; exit 3 if a program has ended."""
+    """Show the programs of `stoker monitor up`, scrape targets and firing alerts; exit 3 if a program has ended."""
     from stoker.core.errors import CheckFailed
     from stoker.monitor.stack.state import read_started
     from stoker.monitor.stack.status import read_status

@@ -1,4 +1,4 @@
-"""`stoker profile`: shows on what an experiment or a script spends the time of its training."""
+"""`stoker profile`: shows how the training of an experiment or a script spends its time."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 _COMMAND = "stoker.profile.command"
-"""Key, in the context, of the command after `--`."""
+"""Key of the command after `--` in `typer.Context.meta`."""
 
 
 OUT = Path("stoker-profile")
@@ -70,7 +70,7 @@ def profile(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure a training, and explain on what it spends its time.
+    """Measure a training, and explain how it spends its time.
 
     The report says how busy the device is, and what to change. `stoker profile -- python train.py`
     does the same for a script without Stoker.
@@ -191,7 +191,7 @@ SHOWN_SHARE = 0.05
 def profile_script_command(
     command: Sequence[str], *, as_json: bool = False, out: Path = OUT, seconds: float = 0.0
 ) -> None:
-    """Run a command, print on what its training spent the time, and exit with the command's exit code.
+    """Run a command, print where its training spent its time, and exit with the command's exit code.
 
     Args:
         command: Argument vector.

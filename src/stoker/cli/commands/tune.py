@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 Budget = Annotated[
     str,
     typer.Option(
-        "--budget", help="Time limit: 90s, 10m, 1h. Settings that were kept before the limit stay."
+        "--budget",
+        help="Time limit: 90s, 10m, 1h. Settings that were accepted before the limit are kept.",
     ),
 ]
 """Limit of wall time."""
@@ -58,8 +59,8 @@ def tune(
 ) -> None:
     """Measure settings, and write the faster ones to stoker.lock.yaml.
 
-    One setting is changed at a time, and measured in a new process, in turns with the current settings.
-    A change that affects the numerical results is kept only if it moves the loss curve no more than another seed does.
+    One setting is changed at a time, and measured in a new process, alternating with the current settings.
+    A change that affects the numerical results is kept only if it changes the loss curve no more than a new seed does.
     """
     budget_s = budget_of(budget)
     use_gpus(gpus)

@@ -149,7 +149,7 @@ InterOpThreads = Annotated[
     option(
         "--tensorflow-inter-op-parallelism",
         "--tensorflow_inter_op_parallelism",
-        help_text="Maximum number of operations of a model that run at once; 0: on a CPU, one, in the caller's thread.",
+        help_text="Maximum number of operations of a model that run at once. 0: on a CPU, one operation at a time, in the caller's thread; on a GPU, TensorFlow's default.",
     ),
 ]
 
@@ -318,7 +318,7 @@ MaxRunS = Annotated[
     float,
     typer.Option(
         "--max-run-s",
-        help="Maximum time of one model call, seconds; after it, the worker process is replaced. 0: no limit, and a single process.",
+        help="Maximum time of one model call, seconds; after it, the worker process is replaced. 0: no limit; with one worker, the server is then a single process.",
     ),
 ]
 

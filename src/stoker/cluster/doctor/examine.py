@@ -22,19 +22,19 @@ MIN_SHM_BYTES = 1 << 30
 processes, fail or slow down. Docker's default is 64 MiB."""
 
 MIN_FILES = 4096
-"""Minimum limit of open files: each shard, connection and library takes one."""
+"""Smallest sufficient limit of open files: each shard, connection and library takes one."""
 
 MIN_ADDRESS_SPACE = 256 << 30
-"""Minimum limit of a process's address space, bytes: CUDA maps the memory of the machine and of each GPU, and the
-memory arena of each thread maps 64 MiB."""
+"""Smallest sufficient limit of a process's address space, bytes: CUDA maps the memory of the machine and of each GPU,
+and glibc maps 64 MiB for the memory arena of each thread."""
 
 MIN_THREADS_A_CORE = 256
-"""Minimum limit of the user's processes and threads, per core: each process has several pools with one thread per
-core."""
+"""Smallest sufficient limit of the user's processes and threads, per core: each process has several pools with one
+thread per core."""
 
 MIN_LOCKED_BYTES = 1 << 30
-"""Minimum limit of locked memory, bytes, for NCCL, which locks its buffers for InfiniBand. NCCL's documentation
-requires it to be unlimited."""
+"""Smallest sufficient limit of locked memory, bytes, for NCCL, which locks its buffers for InfiniBand. NCCL's
+documentation requires it to be unlimited."""
 
 MIN_AVAILABLE_BYTES = 2 << 30
 """Minimum free memory, bytes: enough for TensorFlow and one or two batches."""

@@ -92,7 +92,7 @@ class StopRequest:
 
 @contextmanager
 def stop_requests() -> Iterator[StopRequest]:
-    """Count the signals to end, including Ctrl-C, until the block ends."""
+    """Count the termination signals, including Ctrl-C, inside the `with` block."""
     wake, pull = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
     stop = StopRequest(wake)
 
@@ -163,7 +163,7 @@ class Group:
         Args:
             commands: The commands to start; the rank of a process is its index here.
             limits: When processes are ended or restarted.
-            stop: Counts the signals to end that this process gets.
+            stop: Counts the termination signals that this process receives.
             log: Receives the output lines of all processes, and the events.
             on_beat: Receives every heartbeat.
 

@@ -24,7 +24,7 @@ EVERY_S = 1.0
 
 Phase = Literal["start", "train", "validate", "save", "serve", "done"]
 """The phase of a worker. The watchdog requires new steps only in `train`. `serve` is the phase of a process that works
-for the chief of parameter servers, and has no steps of its own."""
+for the chief in a training with parameter servers; it has no steps of its own."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -64,7 +64,7 @@ MESSAGE_BYTES = 1 << 16
 
 STACKS = signal.SIGUSR2
 """Signal that makes a worker write the stacks of its threads. It is not SIGUSR1, with which Slurm announces the
-end."""
+end of a job."""
 
 Log = Callable[[str], None]
 """Receives one line for the user."""

@@ -158,7 +158,7 @@ def _called_by_the_user(observer: Observer, *, ends: str = "") -> bool:
         if observer.is_of_the_user(frame.f_code.co_filename):
             return True
         if is_within(frame.f_code.co_filename, (str(STOKER),)):
-            # Stoker itself reads, even if the user's script has called Stoker.
+            # Stoker's own code caused the event, even if the user's script called Stoker.
             return False
         frame = frame.f_back  # type: ignore[assignment]  # None ends the loop
     return False

@@ -20,7 +20,7 @@ class NumberStatistics:
     """Statistics of the finite values in a column of numbers; mean, std, min and max are None if there are none."""
 
     mean: float | None
-    """Mean of the values; None also if it is beyond the range of float64."""
+    """Mean of the values; also None if it is beyond the range of float64."""
 
     std: float | None
     """Standard deviation of the values (0 delta degrees of freedom)."""

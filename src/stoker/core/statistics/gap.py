@@ -127,7 +127,10 @@ def _thresholds(column: ColumnStatistics) -> Iterator[float]:
 
 
 def _cumulative_share(column: ColumnStatistics, point: float) -> Bounds:
-    """Return bounds of the share of values up to `point`: equal if all values are known, else a tenth apart."""
+    """Return bounds of the share of values up to `point`.
+
+    They are equal if the share is known, one quantile bucket apart if only quantiles are known, and else 0 and 1.
+    """
     if _is_whole(column):
         share = sum(t.count for t in column.top if float(t.value) <= point) / column.count
         return share, share

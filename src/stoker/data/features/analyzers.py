@@ -156,7 +156,7 @@ _WIDE = "decimal(38, 0)"
 
 
 def row_range(values: NDArray[Any]) -> dict[str, NDArray[Any]]:
-    """Return the smallest and largest value of each row of a batch. NaN is left out; NaN without values.
+    """Return the smallest and largest value of each row of a batch. NaN only if a row has no other value.
 
     Args:
         values: [rows, ...] numbers. Integers keep their type, so that 64-bit integers stay exact.
@@ -191,7 +191,7 @@ def quantiles(table: ir.Table, num_buckets: int) -> list[float | int]:
 
     Returns:
         `num_buckets - 1` boundaries, ascending, repeated where the data repeats: boundary `i` is the value
-        at position `floor(i * n / num_buckets)` of the `n` sorted values. Empty without values.
+        at position `floor(i * n / num_buckets)` of the `n` sorted values. Empty if there are no values.
 
     Source: TensorFlow Transform's own tests of `tft.quantiles` with small inputs, for which its
     approximation is exact ([1, 2, 3, 4] in 6 buckets: 1, 2, 3, 3, 4).

@@ -33,7 +33,7 @@ of float32 sums of some hundred terms on a CPU; for less precise arithmetic see 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AnswerAgreement:
-    """Comparison of a model's top-1 answers with images from the fast decoder and from the exported graph's."""
+    """Comparison of a model's top-1 answers for images from the fast decoder and from the exported graph's decoder."""
 
     rows: int
     """Number of compared rows: the whole split."""

@@ -22,7 +22,8 @@ from stoker.data.sources.uri import is_uri
 from stoker.data.sources.workers import InThreads, Workers, started
 
 Source = CsvFiles | ParquetFiles | NamedFiles[Any] | ImageFolder
-"""A source, by format: `listing` has its files, `scan` finds their columns, `blocks` reads their records."""
+"""The class of a source depends on its format. `listing` has the files, `scan` finds their columns, and `blocks` reads
+their records."""
 
 _MANY_CALLS: dict[Format, tuple[int, int]] = {
     "images": (128 << 20, 2000),

@@ -32,9 +32,9 @@ Part = TypeVar("Part")
 Made = TypeVar("Made")
 
 AHEAD = 2
-"""Number of parts per worker process that are in progress, or whose results wait for an earlier result, so that a slow
-part does not block the other workers. Threads have one part each, and one more in total, because their parts are
-larger."""
+"""Maximum number of unfinished parts per worker process, so that a slow part does not block the other workers. A part
+is also unfinished while its result waits for an earlier result. With threads, whose parts are larger, the limit is one
+part per thread, and one more in total."""
 
 MIN_BYTES, MAX_BYTES = 256 << 20, 2 << 30
 """Minimum and maximum of the limit for the total size of parts in progress, which is a sixteenth of the memory. Without

@@ -26,7 +26,7 @@ _SIGNS = re.compile("[-+()\u2212\u2013]")
 """Signs of a negative number. Around an example they are refused, because they would be removed like a unit."""
 
 _WITH_POINT = r"^\s*[+-]?(?:[0-9]+\.[0-9]*|\.[0-9]+)(?:[eE][+-]?[0-9]+)?\s*$"
-"""A plain number with a decimal point, which is read without an example."""
+"""A plain number with a decimal point, which can be read without an example in `data.types`."""
 
 GUESS_SHARE = 0.99
 """Minimum share of the values that must have the form that `guess` returns."""

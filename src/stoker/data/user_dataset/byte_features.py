@@ -110,7 +110,7 @@ def _checked_bytes(value: tf.Tensor, form: _Form, *, name: str) -> tf.Tensor:
 
 
 def _bits(value: tf.Tensor) -> tf.Tensor:
-    """Return the bits of numbers: with equal bits, -0.0 and 0.0 are different, as they are as divisors."""
+    """Return the bits of numbers: they differ for -0.0 and 0.0, which are equal as numbers, but not as divisors."""
     kinds = {2: tf.int16, 4: tf.int32, 8: tf.int64}
     return tf.bitcast(value, kinds[value.dtype.size]) if value.dtype.is_floating else value
 

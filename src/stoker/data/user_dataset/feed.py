@@ -234,7 +234,8 @@ def passes_agree(dataset: tf.data.Dataset[Any], *, batches: int = BATCHES) -> bo
 
     Returns:
         Whether the compared batches are equal in type, shape and every byte; later batches may differ. If a pass
-        has more elements, a `.cache()` in the dataset has no effect on the comparison.
+        has more elements, a `.cache()` in the dataset does not hide differences, because it is never completely
+        filled.
 
     Raises:
         tf.errors.OpError: the dataset failed.

@@ -36,14 +36,16 @@ RunsFolders = Annotated[
 JobName = Annotated[
     str,
     typer.Argument(
-        help="ID of a job or a sweep, or its beginning; SWEEP/3: job 3 of a sweep.", metavar="JOB"
+        help="ID of a job or a sweep, or the first characters of the ID; SWEEP/3: job 3 of a sweep.",
+        metavar="JOB",
     ),
 ]
 
 Worker = Annotated[
     str,
     typer.Argument(
-        help="ID of a job or its beginning, and optionally a worker.", metavar="JOB[/WORKER]"
+        help="ID of a job, or the first characters of the ID; optionally followed by the number of a worker.",
+        metavar="JOB[/WORKER]",
     ),
 ]
 

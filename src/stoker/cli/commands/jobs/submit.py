@@ -61,7 +61,7 @@ def submit(
         str | None,
         typer.Option(
             "--time-limit",
-            help="Maximum duration of one start: 90s, 30m, 4h, 2d, 1h30m. The job saves before the limit and continues in its next start.",
+            help="Maximum time that the job runs each time it is started or restarted: 90s, 30m, 4h, 2d, 1h30m. The job saves before the limit, and continues when it is started again.",
         ),
     ] = None,
     overrides: Overrides = [],  # noqa: B006 - typer copies it

@@ -76,7 +76,8 @@ def ab(
     metric: Annotated[
         str,
         typer.Option(
-            "--metric", help="Value of a user: first (the first outcome) or sum (of all outcomes)."
+            "--metric",
+            help="How a user's outcomes become one number: first (the first outcome) or sum (the sum of all outcomes).",
         ),
     ] = "first",
     max_value: Annotated[

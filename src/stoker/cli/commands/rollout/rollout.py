@@ -133,8 +133,9 @@ def start(
         typer.Option(
             "--webhook",
             metavar="[MOMENT,...=]URL",
-            help="URL that gets a POST before each stage, before promotion and end, and after a rollback. The rollout waits "
-            "for an answer 2xx, except after a rollback. Default: all four moments.",
+            help="URL that gets a POST before each stage (stage), before the stage with all traffic (promotion), before "
+            "the rollout is completed (end), and after a rollback (rollback). The rollout waits for a 2xx response, except "
+            "after a rollback. Default: all four moments.",
         ),
     ] = None,
     notify: Annotated[

@@ -86,7 +86,11 @@ def _stage_line(found: Rollout) -> str:
 
 
 def _smallest_fault(found: Rollout) -> list[str]:
-    """Return the smallest share of bad answers that would have been detected so far, and the time to detect 10 %."""
+    """Return a line about the detection of bad answers; no line if nothing is known.
+
+    The line has the smallest share of bad answers that would have been detected so far, and the time until a rollback
+    if 10 % of the answers are bad.
+    """
     state, more = found.state, found.bad_answers_needed()
     counts = found.counts.get(state.stage, {}).get(state.candidate)
     took_s = time.time() - state.began_s

@@ -21,14 +21,14 @@ from stoker.data.features.analysis.statistics import TRAIN, SplitFacts, Statisti
 from stoker.data.sources.config import Duplicates, IngestConfig
 
 CHANCE = 4.0
-"""Number of standard deviations that count as chance; chance exceeds them in one of 16,000 cases."""
+"""A difference of up to this many standard deviations may be chance; by chance, one in 16,000 is larger."""
 
 MIN_DIFFERENCE = 0.05
 """Minimum difference between an actual and an expected share that is reported, relative to the expected share (or to
 1 minus this share, if that is smaller): for 20 %, it is 1 %."""
 
 NEARLY_DISTINCT = 0.9
-"""If at least this share of the rows is distinct, copies are not normal."""
+"""Copies of training rows are reported only if at least this share of the rows is distinct."""
 
 COPIED_SHARE, COPIED_ROWS = 0.01, 5
 """Copies of training rows are reported only if a split has more than this share, and at least this number."""
@@ -231,7 +231,7 @@ def _why(statistics: Statistics, config: IngestConfig) -> str:
 
 
 def _copies(statistics: Statistics, split: str, config: IngestConfig) -> Iterator[Anomaly]:
-    """Find copies of training rows, if copies are not normal: metrics on copies are too good."""
+    """Report copies of training rows if nearly all rows of the data are distinct: metrics on copies are too good."""
     facts, rows = statistics.split_facts[split], statistics.rows[split]
     copies, distinct = facts.copies_of_train, statistics.distinct
     if copies is None or distinct is None or copies < COPIED_ROWS or copies <= COPIED_SHARE * rows:

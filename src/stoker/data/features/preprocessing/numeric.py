@@ -92,7 +92,7 @@ def mean(x: tf.Tensor) -> tf.Tensor:
     """Return the mean of all finite values of x over the training split.
 
     Returns:
-        A scalar, of x's type if that is a float, else float32. 0 without a value.
+        A scalar, of x's type if that is a float, else float32. 0 if the split contains no finite value.
 
     Source: `tft.mean` ("NaNs and infinite input values are ignored").
     """
@@ -105,7 +105,7 @@ def var(x: tf.Tensor) -> tf.Tensor:
     """Return the biased variance of all finite values of x over the training split.
 
     Returns:
-        A scalar, of x's type if that is a float, else float32. 0 without a value.
+        A scalar, of x's type if that is a float, else float32. 0 if the split contains no finite value.
 
     Source: `tft.var` (0 delta degrees of freedom).
     """
@@ -118,7 +118,7 @@ def min(x: tf.Tensor) -> tf.Tensor:  # noqa: A001 - the name in TensorFlow Trans
     """Return the smallest value of x over the training split; NaN is skipped, infinity is not.
 
     Returns:
-        A scalar of x's type; NaN without a value.
+        A scalar of x's type; for a float x, NaN if the split contains no number.
 
     Source: `tft.min`.
     """
@@ -130,7 +130,7 @@ def max(x: tf.Tensor) -> tf.Tensor:  # noqa: A001 - as `min`
     """Return the largest value of x over the training split; NaN is skipped, infinity is not.
 
     Returns:
-        A scalar of x's type; NaN without a value.
+        A scalar of x's type; for a float x, NaN if the split contains no number.
 
     Source: `tft.max`.
     """

@@ -127,7 +127,7 @@ class Trace:
         return self._objects[self._made - 1]
 
     def domain(self, tensor: tf.Tensor) -> Domain | None:
-        """Return what is known about the ids in a tensor, also if its shape or type was changed; else None."""
+        """Return what is known about the ids in a tensor, even if its shape or type was changed; else None."""
         while tensor.ref() not in self.domains and tensor.op.type in _TRANSPARENT_OPS:
             tensor = tensor.op.inputs[_TRANSPARENT_OPS[tensor.op.type]]
         return self.domains.get(tensor.ref())

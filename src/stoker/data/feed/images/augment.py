@@ -105,7 +105,7 @@ class AugmentConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Views:
-    """The box of each image of a batch that is used, and whether it is mirrored."""
+    """For each image of a batch: the box that is cut out of it, and whether the result is mirrored."""
 
     boxes: NDArray[np.float32]
     """[batch, 4] left, top, width and height in pixels of the upright image; whole numbers."""

@@ -196,7 +196,7 @@ class _WindowPart:
 
     window: Window
     skipped: int
-    """Number of rows, in the window's order, that are skipped."""
+    """Number of rows that are skipped at the start of the window, in its order."""
 
     is_last: bool
     """Whether the window is the last of its epoch."""

@@ -29,8 +29,8 @@ class Collected:
     """Index in the block of each record that has such values, ascending."""
 
     counts: list[int] = field(default_factory=list)
-    """Number of values of each of these records, at least 1; -1 for a single value, if the format distinguishes it
-    from a list of one value."""
+    """Number of values of each of these records: 1 or more; or -1 for a single value that the format distinguishes from
+    a list of one value."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

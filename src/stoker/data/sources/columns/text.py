@@ -136,7 +136,7 @@ class Tally:
         return "text" if self.reading(None, gaps_end_records=True) == "string" else "numbers"
 
     def settled(self, override: Override | NumberText | None, *, gaps_end_records: bool) -> Reading:
-        """Return how the column is read, also if its values are numbers in written form, or ids.
+        """Return how the column is read; its values may also be numbers in written form, or ids.
 
         If more than 1 % of the whole numbers do not fit in the column's type, they are ids, which are text.
         """

@@ -1,4 +1,4 @@
-"""Read Parquet files. They have types, so only values whose type does not decide how they are read are scanned."""
+"""Read Parquet files. Columns have types, so values are scanned only if the type does not decide how to read them."""
 
 from __future__ import annotations
 

@@ -69,7 +69,7 @@ def parse_examples(file: SourceFile, frames: Frames) -> ParsedBlock:
 
     Args:
         file: The file of the records.
-        frames: The records; their damages become faults of the block.
+        frames: The records; each damaged record becomes a fault of the block.
     """
     block = BlockBuilder(file)
     for damage in frames.damages:

@@ -38,7 +38,8 @@ from stoker.data.sources.images.headers import (
 cv2.utils.logging.setLogLevel(cv2.utils.logging.LOG_LEVEL_SILENT)
 
 MAX_GIF_PIXELS = 128 << 20
-"""Maximum number of pixels of all frames of a GIF together: TensorFlow decodes all frames, one byte per pixel."""
+"""Maximum number of pixels of all frames of a GIF together: TensorFlow's decoder, giflib, reads all
+frames, with one byte per pixel."""
 
 _JPEG_END = b"\xff\xd9"
 _PNG_END = bytes(4) + b"IEND" + zlib.crc32(b"IEND").to_bytes(4)
@@ -172,7 +173,8 @@ def check_png(data: bytes, _header: ImageHeader) -> None:
     if data[stream.tell() - 8 : stream.tell() + 4] != _PNG_END:
         raise BadImage(CUT)
     require_decodable(data, cv2.IMREAD_UNCHANGED)
-    # Exif may follow the pixels. If pixels contain these bytes by chance, no orientation follows, so it does no harm.
+    # The Exif chunk may follow the pixels. If the pixels contain `eXIf` by chance, no orientation follows, so the
+    # search does no harm.
     exif = data.find(b"eXIf")
     if exif > 0:
         require_upright(data[exif + 4 : exif + 4 + int.from_bytes(data[exif - 4 : exif])])

@@ -290,7 +290,7 @@ class Cache:
 
     @contextlib.contextmanager
     def _faults_named(self, wanted: Wanted) -> Iterator[None]:
-        """Report an error of the disk as a `UserError` with the object, the needed and the free space."""
+        """Report a disk error as a `UserError`; for a full disk, with the object, the needed and the free space."""
         try:
             yield
         except OSError as error:

@@ -149,8 +149,9 @@ def require_queue(cluster: Cluster, queue: str) -> None:
             fix=f"List them: kubectl get localqueues --namespace {cluster.namespace}.",
         ) from None
     except UserError as error:
+        # A user without the right to read queues may still submit.
         if "rights" not in error.rule:
-            raise  # a user without the right to read queues may still submit
+            raise
 
 
 def _knows(cluster: Cluster, version: str, plural: str) -> bool:

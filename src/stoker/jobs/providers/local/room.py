@@ -38,7 +38,11 @@ def workers_here(needs: Resources) -> int:
 
 
 def why_fewer(needs: Resources) -> str:
-    """Return a message if fewer workers start here than the job may have, else ""; raises as `workers_here`."""
+    """Return a message if fewer workers start here than the job requests, else "".
+
+    Raises:
+        ConfigError: as for `workers_here`.
+    """
     workers = workers_here(needs)
     if workers == needs.workers:
         return ""

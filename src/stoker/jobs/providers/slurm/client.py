@@ -167,7 +167,7 @@ class Slurm:
         self._run("scontrol", "release", job_id)
 
     def signal_scripts(self, job_ids: Sequence[str]) -> None:
-        """Send the signal that announces the end to the scripts of running jobs, so that their workers save."""
+        """Send the scripts of running jobs the signal that announces their end, so that their workers save."""
         try:
             self._run("scancel", "--batch", f"--signal={NOTICE}", *job_ids)
         except UserError as error:

@@ -15,7 +15,10 @@ POLL_S = 0.5
 
 
 def queue_of(slurm: Slurm, numbers: Collection[str]) -> list[QueuedJob]:
-    """Return the controller's records of jobs; for several jobs, also those of other tasks of their arrays."""
+    """Return the controller's records of jobs.
+
+    For several jobs, whole arrays are queried, so the result also contains the other tasks of these arrays.
+    """
     ids = numbers if len(numbers) == 1 else {array_of(each) for each in numbers}
     return slurm.queue(ids=sorted(ids)) if ids else []
 

@@ -70,8 +70,8 @@ def pod_template(
 def fewest_pods(job: Job, target: KubernetesTarget, kind: str) -> int | None:
     """Return the minimum number of pods with which an elastic job starts; None: all pods are required.
 
-    Kueue can admit a part of a plain Job's pods, but not of a JobSet's or a TFJob's. Without Kueue all pods are
-    created.
+    All pods are required, unless the job is a plain Job in a queue of Kueue: Kueue can admit a part of its pods, but
+    not a part of the pods of a JobSet or a TFJob.
     """
     return job.resources.min_workers if kind == "job" and target.queue else None
 

@@ -56,7 +56,7 @@ class Facts:
     """A git commit or a bucket's folder with the code; empty: the code is on the volume or in a ConfigMap."""
 
     time_limit_s: float | None = None
-    """Time limit of a start, seconds."""
+    """Maximum time that the job runs each time it is started or restarted, seconds."""
 
     versions: dict[str, str] = field(default_factory=dict)
     """Package -> the version that the image should have."""

@@ -206,7 +206,7 @@ class _Task:
 
     @contextmanager
     def _time_limit(self, ask: Callable[[], None]) -> Iterator[None]:
-        """Make the task save and end before the time limit of the start."""
+        """Make the task save and end before the time limit of the job."""
         limit_s = self._facts.time_limit_s
         if limit_s is None:
             yield
@@ -235,8 +235,8 @@ class _Task:
         if code == EXIT_DONE and all_done(self._member, number, longest_s=END_S):
             return EXIT_DONE
         if code in _FINAL or self._ended_early(number) & _FINAL:
-            # If another pod has ended the job for good, do not request a restart: a TFJob's operator might follow
-            # either code.
+            # This pod or another one has ended the job for good. Do not request a restart: a TFJob's operator may act
+            # on the exit code of any pod.
             return EXIT_DONE if code == EXIT_DONE else EXIT_USER
         if code == EXIT_DONE:
             self._log("another worker is not done: this worker starts again with it")

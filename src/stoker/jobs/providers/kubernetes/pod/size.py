@@ -57,7 +57,7 @@ def decide_size(folder: Path, claimed: set[int], sizes: tuple[int, ...]) -> None
 
 
 def read_size(folder: Path) -> tuple[int, int] | None:
-    """Return the number of workers of a start, and of pods that had joined; None until that is decided."""
+    """Return two numbers of a start: its workers, and the pods that had joined when this was decided; None before."""
     try:
         workers, come = (folder / SIZE).read_text().split()
     except FileNotFoundError:

@@ -31,7 +31,7 @@ POLL_S = 0.3
 
 FIRST_S, STEP_S, MAX_STEPS = 1.0, 0.5, 18
 """Time that a pod waits before it begins a start, seconds: rank 0 does not wait, and higher ranks wait longer, so that
-usually only one pod begins a start. If two pods do, only a number is lost."""
+usually only one pod begins a start. If two pods do, the number of one start is unused."""
 
 LOG_EVERY_S = 60.0
 """Interval at which a waiting pod logs that it waits, seconds."""

@@ -1,4 +1,4 @@
-"""Makes the environment of a job from its lock file: in which folder, and by which script."""
+"""Decides in which folder, and with which script, a job's environment is made from its lock file."""
 
 from __future__ import annotations
 

@@ -96,7 +96,10 @@ class Ssh:
     def send_array(
         self, array: Array, names: Sequence[str], *, of_all: Sequence[str], without: Sequence[str]
     ) -> None:
-        """Write files of an array and its jobs, their code and descriptions into their folders on the cluster."""
+        """Write files of an array and of its jobs, including code and descriptions, to the cluster.
+
+        The files are written to the folders of the array and of the jobs.
+        """
         there = on_cluster(array, self)
         files = files_of_array(array, there, names, of_all=of_all)
         self._files(SEND, [str(there.place.parent), *without], packed(files))
