@@ -230,7 +230,7 @@ def test_labels_that_the_loss_cannot_learn_end_before_the_first_step(
     error = capfd.readouterr().err
     assert code == 2, error
     assert said in error
-    assert "values range from 1 to 2" in error
+    assert "goes from 1 to 2" in error
     assert not list(tmp_path.glob("runs/*/*/train/checkpoints/*"))
 
 

@@ -438,7 +438,7 @@ PLAIN = "return made.batch(32)"
         (
             PLAIN,
             PLAIN + ".map(lambda x, y: ({**x, split: y}, y))",
-            "'train': int64 [] in train, not there in eval",
+            "'train': int64 [] in train, missing in eval",
         ),
         (
             PLAIN,
@@ -521,7 +521,7 @@ def test_a_generator_that_fails_in_a_later_pass_is_named_and_nothing_is_lost(
         ("model:dataset", "model:datasett", "Did you mean 'dataset'?"),
         ("model:dataset", "{dataset: data}", "data.dataset must be MODULE:FUNCTION"),
         ("model:dataset", "{dataset: 'model:dataset', optoins: {}}", "Did you mean 'options'?"),
-        ("model:dataset", "{dataset: 'model:dataset', options: {a: 2026-01-01}}", "as a text"),
+        ("model:dataset", "{dataset: 'model:dataset', options: {a: 2026-01-01}}", "as a string"),
         ("model:dataset", "{dataset: 'model:dataset', options: {a: 1}}", "unexpected keyword"),
         (
             "model:dataset",

@@ -474,7 +474,7 @@ def test_a_run_is_proved_on_vectors_too(trained: Trained) -> None:
         (
             "preprocessing: model:preprocessing_fn\n",
             "",
-            r"'words' holds lists of varying length.*exclude: \['words'\].*to_tensor\(0, shape",
+            r"lists of varying length \(column 'words'\).*exclude: \['words'\].*to_tensor\(0, shape",
         ),
     ],
 )

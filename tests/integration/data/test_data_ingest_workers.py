@@ -178,7 +178,7 @@ def test_a_killed_worker_is_one_error_and_the_next_ingest_goes_on(
                 os.kill(min(workers_of(os.getpid())), signal.SIGKILL)
 
     with pytest.raises(
-        UserError, match=r"worker process ended .* killed by SIGKILL.* continues from"
+        UserError, match=r"worker process ended .* killed by SIGKILL.* continues after"
     ):
         ingest(settings, tmp_path / "out", progress=kill_one)
 

@@ -197,7 +197,7 @@ def test_data_larger_than_the_cache_is_read_within_the_bound(
     expected = ingest(config(str(local), tmp_path), tmp_path / "1").fingerprint
     assert ingest(there, tmp_path / "2").fingerprint == expected
 
-    with pytest.raises(UserError, match=rf"part-0\.csv must fit.*{size - 1:,}.*{size:,} bytes"):
+    with pytest.raises(UserError, match=rf"part-0\.csv must not be larger than.*{size - 1:,}.*{size:,} bytes"):
         ingest(config(remote, tmp_path, cache_bytes=size - 1), tmp_path / "3")
 
 
@@ -263,7 +263,7 @@ def test_a_store_that_goes_on_failing_is_named_after_the_attempts(
         UserError, match=r"part-0\.csv must be readable.*after 1 attempts"
     ) as failed:
         source_fingerprint(config(remote, tmp_path, store_attempts=1))
-    assert "Run it again" in str(failed.value)
+    assert "Run the command again" in str(failed.value)
     assert not list((tmp_path / "cache").glob("parts/*"))
 
 

@@ -356,7 +356,7 @@ def test_a_listener_that_never_answers_is_given_up_in_time() -> None:
 
 
 def test_too_few_workers_are_waited_for_and_then_named(service: Running) -> None:
-    with pytest.raises(ConfigError, match=r"must have 3 worker\(s\).*2 of the 2"):
+    with pytest.raises(ConfigError, match=r"must have 3 worker\(s\).*2 of 2 known"):
         wait_until_ready(service.said["address"], workers=3, timeout_s=1)
 
 

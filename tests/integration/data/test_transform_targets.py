@@ -124,7 +124,7 @@ def test_a_weight_may_be_computed_of_a_column_that_a_feature_needs(
     ("weight", "message"),
     [
         ("wieght", "raw column or an output.*Did you mean 'weight'"),
-        ("note", "must be numbers. Received: 'note', which holds string"),
+        ("note", "of numbers. Received: 'note', which holds string"),
         ("pair", r"one number per row. Received: 'pair', of shape \(None, 2\)"),
     ],
 )

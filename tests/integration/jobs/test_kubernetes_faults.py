@@ -131,7 +131,7 @@ def test_a_conflict_with_another_change_is_not_seen(
 def test_what_others_own_stays_and_nothing_is_left_next_to_it(kubernetes: KubernetesJobs) -> None:
     jobs = [kubernetes.job(f"taken-{kind}", "2") for kind in ("map", "set")]
     theirs = add(kubernetes, CONFIG_MAPS, object_name(jobs[0].id), data={"a": "theirs"})
-    for job, words in zip(jobs, ("delete or rename it", "something else"), strict=True):
+    for job, words in zip(jobs, ("delete or rename it", "another object"), strict=True):
         if job is jobs[1]:
             set_of_other = kubernetes.job_set(kubernetes.submit("other", "2"))
             metadata = {"annotations": {"stoker/id": "other-12345678"}}

@@ -173,13 +173,13 @@ def test_secrets_reach_the_workers_and_stand_in_no_file(
 @pytest.mark.parametrize(
     ("settings", "resources", "words"),
     [
-        ({"partition": "mian"}, {}, ["partition must be", "'mian'", "main"]),
+        ({"partition": "mian"}, {}, ["partition must exist", "'mian'", "main"]),
         ({}, {"gpus": 3}, ["at most the 2 GPUs of a machine in partition main", "3"]),
         ({"nodes": 1}, {"gpus": 2}, ["at most the 2 GPUs", "4"]),
         ({}, {"workers": 3}, ["at most the 2 machines", "3"]),
         ({}, {"cpus": 17}, ["at most the 16 cores"]),
         ({}, {"memory_gib": 5.0}, ["at most the 3.90625 GiB"]),
-        ({}, {"time_limit_s": 7200.0}, ["at most that of partition main, 3600 s", "7200 s"]),
+        ({}, {"time_limit_s": 7200.0}, ["at most 3600 s, the limit of partition main", "7200 s"]),
         ({"nodes": 2}, {"workers": 3}, ["multiple of the target's nodes (2)"]),
         ({"sbatch": ["--constraint=infiniband"]}, {}, ["sbatch", "nvalid feature"]),
         ({"gpu_type": "a100"}, {"gpus": 1}, ["must have what the job requests", "gpu_type"]),

@@ -115,7 +115,7 @@ def test_a_query_that_is_not_promql_is_refused_and_a_silent_prometheus_is_not_qu
     with pytest.raises(ConfigError, match=r"gate g must be PromQL.*unclosed left parenthesis"):
         check_query(prometheus, "rate(up[1m]", gate="g", timeout_s=10.0)
     for query in ("up[1m]", '"text"'):
-        with pytest.raises(ConfigError, match="gate g must give numbers"):
+        with pytest.raises(ConfigError, match="gate g must return numbers"):
             check_query(prometheus, query, gate="g", timeout_s=10.0)
     with service(is_silent=True) as silent:
         assert "no answer within 0.2 s" in check_query(silent.url, "up", gate="g", timeout_s=0.2)

@@ -374,7 +374,7 @@ def test_names_that_are_configured_and_removed_again_make_only_so_many_series(
     """A counter's series cannot be taken back: beyond a number of them a new name is as an unknown one."""
     ask_all(served, channel, ask_at)
     limit = served.plane.metrics.limit
-    monkeypatch.setattr(limit, "_most", limit.used + 4)
+    monkeypatch.setattr(limit, "_max_series", limit.used + 4)
     reload = model_service_pb2_grpc.ModelServiceStub(channel).HandleReloadConfigRequest
     sizes = []
     for number in range(8):

@@ -122,6 +122,6 @@ def test_no_client_learns_where_a_damaged_version_lies(
 
     for text in (by_rest.body, str(by_grpc)):
         assert "END" in text
-        assert "whole SavedModel" in text
+        assert "complete SavedModel" in text
         assert "/tmp" not in text
         assert str(tmp_path) not in text

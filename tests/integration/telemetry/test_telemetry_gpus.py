@@ -232,7 +232,7 @@ with sampling() as sampler:
     assert back[f"stoker_gpu_temperature_celsius{UNWELL}"] == 71
     (line,) = machine.log.read_text().splitlines()
     assert line.startswith("GPUs are not sampled: ")
-    assert line.endswith(". Tried again every 0.1 s")
+    assert line.endswith(". Next attempts every 0.1 s")
     assert said in line or code == 18
 
 

@@ -399,7 +399,7 @@ def test_a_custom_test_step_gets_no_class_weights_and_a_message_says_so(tmp_path
     _, result = ours(own_test, tmp_path, class_weight=CLASS_WEIGHTS)
 
     (line,) = result.health["findings"]
-    assert "OwnTest.test_step computes train.monitor: val_loss without it" in line
+    assert "OwnTest.test_step computes val_loss, the monitored metric, without it" in line
     assert "train.monitor" in line.partition(". ")[2]
 
 

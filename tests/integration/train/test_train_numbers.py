@@ -218,7 +218,7 @@ def test_a_gradient_that_is_not_finite_ends_the_run_at_its_step_though_the_loss_
             resolved={"steps_per_call": per_call, "xla": xla},
         )
 
-    assert "checking each step" in caplog.text
+    assert "checks each step" in caplog.text
     assert "passes back through rooted" in raised.value.line()
     assert weights_are_finite(tmp_path)
     # The same as of a run that looks first.

@@ -70,7 +70,7 @@ def test_the_report_on_a_program_without_tensorflow_that_ends_well_says_how_tens
     ("command", "fix"),
     [
         ([], "Write `stoker profile -- python train.py`."),
-        (["no-such-program"], "Check its name"),
+        (["no-such-program"], "Check the program's name"),
         (["train.py"], "Write `stoker profile -- python train.py`."),
     ],
 )
@@ -293,7 +293,7 @@ def test_the_table_is_printed_after_what_the_script_prints(
     assert second.startswith(
         "the script failed: exit code 1; all of the following was seen before that"
     )
-    assert ended.stdout.index("the script failed") < ended.stdout.index("no TensorFlow")
+    assert ended.stdout.index("the script failed") < ended.stdout.index("TensorFlow was not imported")
     assert (tmp_path / "out" / "profile.html").is_file()
 
 

@@ -60,7 +60,7 @@ def test_a_dataset_that_is_watched_gives_what_it_gave_and_is_counted(
         ((NUMBERS,), {"other": NAMED}, "several datasets"),
         ((RAGGED,), {}, "ragged or sparse"),
         ((iter(NUMBERS),), {}, "that gets an iterator"),
-        ((1.0, None), {}, "not an argument of it"),
+        ((1.0, None), {}, "is not an argument"),
     ],
 )
 def test_one_dataset_of_plain_tensors_is_needed(
@@ -90,5 +90,5 @@ def test_what_cannot_be_repeated_is_reported_once_and_left_alone() -> None:
     loop.steps = 1
 
     assert before_pass(loop, ((3.0,), {})) == ((3.0,), {})
-    assert "not an argument of it" in loop.no_ceiling
+    assert "is not an argument" in loop.no_ceiling
     assert before_pass(loop, ((NUMBERS,), {})) == ((NUMBERS,), {})

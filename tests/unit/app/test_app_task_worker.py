@@ -47,7 +47,7 @@ def test_a_process_is_a_task_if_tf_config_names_others() -> None:
 
 
 @pytest.mark.parametrize(
-    ("job", "got"), [("evaluator", "an evaluator"), ("ps", "TF_CONFIG with 1 of them")]
+    ("job", "got"), [("evaluator", "an evaluator"), ("ps", "TF_CONFIG with parameter servers: 1")]
 )
 def test_a_task_that_does_not_train_is_refused(job: str, got: str) -> None:
     cluster = PAIR | {job: ["10.0.0.3:2222"]}

@@ -60,7 +60,7 @@ def task_of(environ: Mapping[str, str]) -> ClusterSpec | None:
     if cluster.servers:
         raise ConfigError(
             "parameter servers must be started by `stoker train`",
-            got=Plain(f"TF_CONFIG with {len(cluster.servers)} parameter servers"),
+            got=Plain(f"TF_CONFIG with parameter servers: {len(cluster.servers)}"),
             fix="Unset TF_CONFIG and run `stoker train --workers 2 --parameter-servers 1`, or remove the servers.",
         )
     if cluster.job == "evaluator":

@@ -57,7 +57,7 @@ def tune(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Measure settings, and write the faster ones to stoker.lock.yaml.
+    """Measure settings, and write the faster ones to a lock file.
 
     One setting is changed at a time, and measured in a new process, alternating with the current settings.
     A change that affects the numerical results is kept only if it changes the loss curve no more than a new seed does.

@@ -185,7 +185,7 @@ def logs(
 
 
 def stop(job: JobName, runs: RunsFolders = None, as_json: AsJson = False) -> None:
-    """End a job, or all jobs of a sweep, after the workers have saved.
+    """End a job, or all jobs of a sweep, once the workers saved.
 
     If a job is over already, print only its state.
     """
