@@ -197,7 +197,9 @@ def test_data_larger_than_the_cache_is_read_within_the_bound(
     expected = ingest(config(str(local), tmp_path), tmp_path / "1").fingerprint
     assert ingest(there, tmp_path / "2").fingerprint == expected
 
-    with pytest.raises(UserError, match=rf"part-0\.csv must not be larger than.*{size - 1:,}.*{size:,} bytes"):
+    with pytest.raises(
+        UserError, match=rf"part-0\.csv must not be larger than.*{size - 1:,}.*{size:,} bytes"
+    ):
         ingest(config(remote, tmp_path, cache_bytes=size - 1), tmp_path / "3")
 
 

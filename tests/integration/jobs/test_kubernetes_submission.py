@@ -222,7 +222,9 @@ def test_missing_rights_are_named_and_the_smallest_role_is_enough(
 
 
 def test_a_namespace_that_does_not_exist_is_one_line(kubernetes: KubernetesJobs) -> None:
-    assert "namespace must exist in the cluster" in refused(kubernetes, "nowhere", namespace="nowhere")
+    assert "namespace must exist in the cluster" in refused(
+        kubernetes, "nowhere", namespace="nowhere"
+    )
 
 
 def test_a_kind_that_is_not_installed_is_one_line(kubernetes: KubernetesJobs) -> None:

@@ -185,7 +185,9 @@ def test_a_rollout_from_the_first_percent_to_a_rollback(
         back = server.load(Phase.ROLLED_BACK)
         assert followed.result() == EXIT_CHECK
     shown = capsys.readouterr()
-    assert "version 3 running, 20 % of the traffic; baseline version 2; stage 1: 20 %\n" in shown.out
+    assert (
+        "version 3 running, 20 % of the traffic; baseline version 2; stage 1: 20 %\n" in shown.out
+    )
     assert "Version 3 was rolled back to version 2. Received: bad" in shown.err
     assert back.rejected == (3,)
     assert back.reason.startswith("bad_answers: candidate ")
