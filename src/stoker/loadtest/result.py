@@ -66,7 +66,7 @@ class Latencies:
         return [min(found[percent] / _UNITS_PER_S, self._max_s) for percent in wanted]
 
     def _whole(self, percent: float) -> float:
-        """Raise a percentage to that of the next whole number of values; the library rounds to the nearest number.
+        """Round a percentage up so that it is a whole number of values; the library would round to the nearest number.
 
         The library's 90th percentile of six values would be the fifth value, but only 83 % are at or below it.
         """

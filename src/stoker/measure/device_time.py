@@ -79,7 +79,7 @@ TOP = 12
 """Number of kernels, and number of layers, that are listed."""
 
 TOP_OF_CLASS = 2
-"""Number of layers with the most time of each class; they are listed even if others take more in total."""
+"""For each class, this many layers with the most time in the class are listed, even if not among the first `TOP`."""
 
 NO_LAYERS: Mapping[str, str] = {}
 

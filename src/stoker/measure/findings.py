@@ -99,7 +99,7 @@ class DeviceFinding:
 
 
 def nhwc_is_allowed() -> bool:
-    """Whether TensorFlow may use cuDNN to normalize NHWC in Stoker's processes.
+    """Whether TensorFlow may compute BatchNormalization in NHWC layout with cuDNN in Stoker's processes.
 
     Stoker's processes set the environment variable of cuDNN's persistent kernel to 1 if it is unset.
     """
@@ -121,7 +121,10 @@ def shown_mfu(mfu: float) -> str:
 
 
 def device_finding(found: DeviceTime, facts: StepFacts) -> DeviceFinding | None:
-    """The main finding about a device's time; None if no class but products is large and the MFU is not low."""
+    """The main finding about a device's time.
+
+    None if the MFU is not low, and neither the idle time nor a class other than products is above `MUCH` of the step.
+    """
     others = {name: found.shares[name] for name in (*CLASSES, IDLE) if name != "products"}
     kind = max(others, key=lambda name: others[name])
     low = facts.mfu is not None and facts.mfu < LOW_MFU

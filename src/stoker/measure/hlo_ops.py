@@ -114,7 +114,7 @@ def _opcodes(instruction: Any, computations: Mapping[int, Any]) -> set[str]:
 def _wrapped(
     instruction: Any, computations: Mapping[int, Any], operands: Mapping[int, Any]
 ) -> tuple[Any, Mapping[int, Any]] | None:
-    """The instruction that an asynchronous one runs, and its computation as ID -> instruction; None if unknown."""
+    """The instruction that an asynchronous one runs, and the computation around it (ID -> instruction), or None."""
     while instruction is not None and instruction.opcode in ("async-update", "async-done"):
         instruction = operands.get(instruction.operand_ids[0]) if instruction.operand_ids else None
     for called in () if instruction is None else instruction.called_computation_ids:

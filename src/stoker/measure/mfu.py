@@ -232,7 +232,7 @@ def _work(flops: ModelFlops) -> dict[Kind, float]:
 
 
 def full_rates(seconds: float) -> Callable[[str, tuple[Kind, ...]], Rates]:
-    """A function that returns the best rate of several sizes per kind; it measures this many seconds in all."""
+    """Return a function that measures the peak rate of each kind, in `seconds` for all kinds together."""
 
     def rates(dtype: str, kinds: tuple[Kind, ...]) -> Rates:
         del kinds

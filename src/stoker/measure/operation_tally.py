@@ -217,7 +217,7 @@ class Tally:
         return replace(self, placed=())
 
     def in_a_pass(self) -> Tally:
-        """Return this count as the count of one iteration of a loop over a dataset: nothing is outside the loop."""
+        """Return this count as that of one iteration of a loop over a dataset, with no operations outside it."""
         return replace(self, passes=self.passes + bool(self.total), outside=0)
 
 

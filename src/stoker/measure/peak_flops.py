@@ -157,7 +157,10 @@ def _best(candidates: Iterator[_Candidate], *, seconds: float) -> _Candidate:
 
 
 def _that_fit(candidates: Iterator[_Candidate], *, share_s: float) -> list[_Candidate]:
-    """Run each size to warm it up; return the smallest size, and all that take less than their share of time."""
+    """Warm up the sizes in order; return them up to the first that exceeds the memory, or half of `share_s`.
+
+    The smallest size is returned even if it takes longer.
+    """
     fitting: list[_Candidate] = []
     per_s = 0.0
     for candidate in candidates:

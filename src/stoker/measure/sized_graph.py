@@ -169,7 +169,7 @@ class SizedGraph:
             return outputs[0]
         if len(place) == 1:
             return outputs[int(place[0])]
-        # A call has no entry in `_offsets`: its placeholders are one list of outputs.
+        # A call was replaced by placeholders, which form one list of outputs, so it has no entry in `_offsets`.
         return outputs[self._offsets.get(name, {}).get(place[0], 0) + int(place[1])]
 
     def definition(self) -> Any:

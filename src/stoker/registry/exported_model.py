@@ -1,4 +1,4 @@
-"""Loads and calls exported models, by a session's callable on a graph that TensorFlow 1's loader reads.
+"""Loads exported models with TensorFlow 1's loader, and calls them through callables of a session.
 
 Measured on one core with lookup tables and string inputs: 41,000 calls/s this way, 2,600 calls/s with `signature(...)`
 of `tf.saved_model.load`.
@@ -126,8 +126,8 @@ def session_config(
 ) -> tf.compat.v1.ConfigProto:
     """Return the configuration for all sessions of a process.
 
-    GPU memory grows on demand. TensorFlow's allocator enforces a fraction as a limit. The fraction refers to the memory
-    of the device that the session sees, so it also works for a MIG instance.
+    GPU memory grows on demand, up to `gpu_memory_fraction`, which TensorFlow's allocator enforces. The fraction
+    refers to the memory of the device that the session sees, so it also works for a MIG instance.
 
     Without a GPU, a call runs in its caller's thread: no other thread has to wake up, and when a model is loaded by a
     thread with low priority, the whole load has this priority. With a GPU, kernels end in threads of the driver; CPU
@@ -333,7 +333,8 @@ def typed_inputs(
     """Return the arrays in the signature's order. Dtypes and the number of axes of images are checked, but not shapes.
 
     Raises:
-        UserError: an input is unknown, missing, of another dtype, or lacks axes of an image; the error names the input.
+        UserError: an input is unknown or missing, has another dtype, or is an image with too few axes; the error
+            names the input.
     """
     if inputs.keys() != signature.inputs.keys():
         raise _wrong_names(signature, inputs)

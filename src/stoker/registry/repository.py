@@ -47,7 +47,7 @@ _STORE = re.compile(r"(gs|gcs|s3|s3a|az|abfss?|wasbs?|oss|obs|hdfs|https?):")
 _FORMAT = 1
 _LOCK = ".push.lock"
 _NAME_CHARS = 128
-"""Maximum length of a model or alias name: with our suffix, a folder name has at most 255 bytes."""
+"""Maximum length of a model or alias name, bytes: with our suffix, a folder name has at most 255 bytes."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

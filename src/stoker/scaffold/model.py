@@ -62,7 +62,7 @@ def table_model(seen: SourceDescription, label: Label) -> str:
 
 
 def _suffix(lists: list[str], seen: SourceDescription) -> str:
-    """Return a suffix, as a Python literal, for the names of list lengths: no column is named NAME + suffix."""
+    """Return a suffix, as a Python literal: NAME + suffix is the feature with list NAME's length, and not a column."""
     names, suffix = {column.column.name for column in seen.columns}, " length"
     while not names.isdisjoint(name + suffix for name in lists):
         suffix += "_"

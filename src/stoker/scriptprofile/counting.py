@@ -154,7 +154,7 @@ def _reached(tally: Tally, peak: PeakFlops | str) -> dict[str, Any]:
 
 
 def on_the_cpu(nodes: Iterable[Any]) -> str:
-    """Return a message about computing operations of a step that certainly run on the CPU; empty if there are none.
+    """Return a message about operations of a step that compute something and certainly run on the CPU; empty if none.
 
     Args:
         nodes: The nodes of the step's graph. Nodes run on the CPU if the script placed them there, or if their

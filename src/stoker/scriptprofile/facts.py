@@ -57,8 +57,8 @@ class WatchedProcess:
     device: Mapping[str, Any] = field(default_factory=dict)
     """Settings of its machine: `cores`, `intra_op_threads`, `tensor_float_32`."""
     waited: float = 0.0
-    """Share of the time, in [0, 1], in which its threads waited for a core that another program used; the time is
-    that in which they ran or could have run."""
+    """Of the time in which its threads ran or could have run: the share, in [0, 1], in which they waited for a core
+    that another program used."""
 
 
 def read_all(folder: Path) -> list[WatchedProcess]:

@@ -41,7 +41,8 @@ OVERLAPPED = "Python, Keras, and the input's work during the step"
 cores."""
 
 MIN_COST = 0.5
-"""Time outside computation counts as waiting for input if the CPU time of a batch is at least this share of it."""
+"""If W is unknown, time outside computation counts as waiting for input only if the input's CPU time for a batch is at
+least this share of that time."""
 
 MUCH_INPUT_CPU = 0.2
 """The CPU time of the input matters if it is above this share of the time of all cores that the script may use."""
@@ -334,7 +335,7 @@ class FitLoop(Loop):
     no_wait = "tf.data did not record the times between the elements of this input"
 
     gaps: tuple[tuple[float, float], ...] = ()
-    """For some series of consecutive steps: sum of the times between two elements of the input, and total time."""
+    """For some series of steps: sum of the gaps between consecutive input elements, and total time, seconds."""
     feed: Feed | None = None
     """The Python object that makes the batches, if any."""
     hooks: tuple[BatchHook, ...] = ()
@@ -389,8 +390,8 @@ class FitLoop(Loop):
         if wait is None:
             parts = {"compiled step": compute_s, UNPARTED: rest_s}
         elif self._input_cpu_s() > MUCH_INPUT_CPU * self.cores * real_s:
-            # A real step shares the cores with the input; on a batch in memory, the step has all cores. So the rest may
-            # be due to the input or to Python.
+            # A real step shares the cores with the input; on a batch in memory, the step has all cores. So `rest_s`
+            # may be due to the input or to Python.
             python = None
             parts = {"waiting for input": wait_s, "compiled step": compute_s, OVERLAPPED: rest_s}
         return self._step_split(real_s, parts, compiled="compiled step", wait=wait, python=python)
@@ -401,7 +402,10 @@ class FitLoop(Loop):
         return rows * sum(cost.cpu_s_per_sample for cost in self.costs)
 
     def _gap_wait(self) -> float | None:
-        """W from tf.data's measured gaps between two elements, over all rounds."""
+        """W: 1 - the sum of tf.data's gaps between input elements / the total time, over all rounds.
+
+        If the rounds have no gaps, those in `gaps` are used; None without any.
+        """
         pairs = [(each.get("gap_s", 0.0), each.get("gap_of_s", 0.0)) for each in self.rounds]
         if sum(of_s for _, of_s in pairs) <= 0:
             pairs = list(self.gaps)
@@ -426,9 +430,8 @@ class OwnLoop(Loop):
     """Where its gradients were computed: for each of the user's functions on the stack, innermost first, the
     current line and the number of the function's first line."""
     load: Mapping[str, float] = field(default_factory=dict)
-    """For some consecutive steps, seconds: wall time (`wall_s`), how much of it other programs took (`away_s`), the
-    wait for a core and the time of Python outside calls (`wait_s`, `python_s`), and the time that Python ran there
-    (`python_run_s`). Empty if unknown."""
+    """Sums over some consecutive steps, in seconds. `wall_s`: wall time; `away_s`: its part that other programs took;
+    `wait_s`: wait for a core; `python_s`, `python_run_s`: wall and CPU time outside the calls. Empty if unknown."""
 
     def _split(self) -> StepSplit:
         steps = self.measured_steps

@@ -28,7 +28,7 @@ class Moment:
     """Seconds since the boot; this clock cannot be set."""
 
     def since(self, earlier: Moment) -> float:
-        """Return the seconds since an earlier moment; the time of day is used only if the machine was booted between."""
+        """Return the seconds since an earlier moment; after a reboot, or with unknown boots, by the time of day."""
         if self.boot and self.boot == earlier.boot:
             return max(0.0, self.boot_s - earlier.boot_s)
         return max(0.0, self.unix_s - earlier.unix_s)

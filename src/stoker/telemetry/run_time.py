@@ -236,7 +236,7 @@ def seconds_of_run(report: Mapping[str, Any]) -> dict[str, float]:
 
 
 def until_now(report: Mapping[str, Any], wall: WallTime) -> dict[str, Any]:
-    """Return a report with the time that has passed since it was made added.
+    """Return a copy of a report, to which the time since the report was made is added.
 
     Args:
         report: A report that `RunTime.report` made in this process.

@@ -137,7 +137,8 @@ class Parity:
     """Mean distance between a seed's two curves in their second half; the maximum over all seeds."""
 
     seeds_differ_by: float
-    """The same between the curves of two seeds with the first setting; the maximum over all pairs of seeds."""
+    """Mean distance between the curves of two seeds with the first setting, in their second half; the maximum over all
+    pairs of seeds."""
 
     why: str
     """The result as a clause."""

@@ -303,7 +303,7 @@ def diagnose(
 
 
 def most_idle(profile: Profile) -> Bottleneck:
-    """Return what the device waits for most of its idle time, even if that is short."""
+    """Return the cause of the largest part of the device's idle time, even if that part is small."""
     idle = _idle(profile)
     return max(idle, key=lambda name: idle[name])
 

@@ -56,8 +56,14 @@ def report(tuned: Tuned, *, name: str, usd_per_hour: float | None) -> str:
                     quiet=True,
                 ),
             ),
-            section("A step before", parts_of_a_step(tuned.before.split, title="a step before")),
-            section("A step after", parts_of_a_step(tuned.after.split, title="a step after")),
+            section(
+                "A step before tuning",
+                parts_of_a_step(tuned.before.split, title="a step before tuning"),
+            ),
+            section(
+                "A step after tuning",
+                parts_of_a_step(tuned.after.split, title="a step after tuning"),
+            ),
         ],
     )
 

@@ -51,7 +51,7 @@ def _queue_growing(objective: Objective) -> Alert:
     return Alert(
         name="StokerQueueGrowing",
         # Models with a low rate are left out: a single scrape that sees a waiting request would look like a long
-        # wait. If requests wait although the rate is 0, they hang: `> 0` lets the alert fire.
+        # wait. Models with rate 0 are not left out (`> 0`): if their requests wait, they hang, and the alert must fire.
         expr=f"model:stoker_queue_wait_seconds:avg5m{objective.braces} > {objective.value / 1e3:g}"
         f" unless {_RATE} > 0 < {MIN_RATE}",
         lasts="10m",  # longer than the window of 5 minutes, in which a single scrape may see a peak

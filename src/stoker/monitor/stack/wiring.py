@@ -126,8 +126,8 @@ def _static(job: str, targets: tuple[str, ...]) -> dict[str, Any]:
 def alertmanager_settings(wiring: Wiring) -> dict[str, Any]:
     """Return the content of alertmanager.yml.
 
-    Alerts with the same name and origin are sent together. An alert with severity `page` suppresses the alert with
-    severity `ticket` about the same error budget.
+    Alerts with the same name, instance, run and model are sent together. An alert with severity `page` suppresses the
+    alert with severity `ticket` about the same error budget.
     """
     receiver = wiring.receiver
     to: dict[str, Any] = {"name": "stoker"}

@@ -1,7 +1,8 @@
 """Reports what a rollout did: sends messages in Slack's format, and calls webhooks after a rollback.
 
 Each file of the state is one change; `announced.json` holds the number of the last change that was reported. The
-current controller reports each change at least once, also changes by operators. The rollout does not wait for it.
+current controller reports each change at least once, including changes by operators. The rollout does not wait for
+the reports.
 """
 
 from __future__ import annotations

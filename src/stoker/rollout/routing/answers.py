@@ -153,9 +153,12 @@ def _count_keys_once(
     timed: Flags,
     predicted: Flags,
 ) -> None:
-    """Clear the flags of requests whose key was already counted in the stage; all flags are [requests]."""
+    """Of each key, count only the first slow, bad and predicted answer in the stage: clear the flags of later ones.
+
+    Each array of flags has the shape [requests]. A later slow answer loses its flag in `timed`.
+    """
     for at, route in enumerate(routes):
-        if slow[at]:  # a client whose requests are all slow is counted once
+        if slow[at]:  # of each key, only the first slow answer is timed
             timed[at] = keys.is_first(route.key, Once.SLOW)
         if bad[at]:
             bad[at] = keys.is_first(route.key, Once.BAD)

@@ -77,7 +77,7 @@ class ShadowSummary:
     """The figures of a shadow stage."""
 
     copied: int
-    """Number of requests that should be copied."""
+    """Number of requests that were chosen for copying, including those whose copies were dropped."""
 
     compared: int
     """Number of copies that both versions answered, with or without an error."""

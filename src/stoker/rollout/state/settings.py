@@ -74,7 +74,7 @@ class RolloutSettings:
     """Gates that are measured and shown, but have no effect."""
 
     load_limit_s: float = 600.0
-    """Maximum load time of the version, seconds. While a server starts, it waits for the load."""
+    """Maximum time to load the version, seconds. A server that starts waits until the version is loaded."""
 
     keep_previous_s: float = 1_800.0
     """How long the previous version stays loaded after 100 %, seconds."""

@@ -47,7 +47,7 @@ class Webhook:
 
 
 def parse_webhook(text: str) -> Webhook:
-    """Parse `URL` (called at every moment) or, for example, `stage,rollback=URL`.
+    """Parse `URL` (called at each `Moment`) or, for example, `stage,rollback=URL`.
 
     Raises:
         ConfigError: the text has neither form.

@@ -39,7 +39,7 @@ class BadAnswers:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class FullTraffic:
-    """Bad answers of a candidate with all traffic, and of the baseline in the stages before."""
+    """Bad answers of a candidate with all traffic, and of the baseline in the earlier stages."""
 
     candidate: int
     """Number of the candidate's bad answers."""
@@ -48,10 +48,10 @@ class FullTraffic:
     """Number of the candidate's answers."""
 
     baseline: int
-    """Number of the baseline's bad answers in all stages before."""
+    """Number of the baseline's bad answers in all earlier stages."""
 
     baseline_requests: int
-    """Number of the baseline's answers in all stages before."""
+    """Number of the baseline's answers in all earlier stages."""
 
     @property
     def accepted_rate(self) -> float:

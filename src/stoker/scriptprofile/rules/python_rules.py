@@ -122,7 +122,7 @@ def batch_line(loop: Loop) -> Place:
     """Return the line that sets the batch size; if unknown, the line that trains."""
     for stage in loop.stages:
         if stage.kind in ("batch", "padded_batch"):
-            # If a library calls `batch`, the user's line can only have passed batch_size by name.
+            # If a library calls `batch`, the user's line calls another function: search it for a keyword `batch_size`.
             call, position = (stage.kind, 0) if stage.in_user_code else ("", None)
             size = stage.arguments.get("batch_size")
             found = argument_line(stage.place, call, "batch_size", position=position, value=size)

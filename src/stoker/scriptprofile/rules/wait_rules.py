@@ -12,7 +12,7 @@ from stoker.scriptprofile.rules.finding import ScriptFinding, gain_of
 from stoker.scriptprofile.rules.input_rules import MIN_UNMEASURED, MIN_WAIT
 
 MIN_UNPARTED = 0.2
-"""Minimum share of the step for a finding: of Python, or of input and Python if they cannot be separated."""
+"""Python (with the input, if they cannot be separated) is a finding if it takes at least this share of the step."""
 
 MIN_CALLS = 0.5
 """Minimum calls of `train_on_batch` per step of a loop that trains by such calls."""
@@ -88,7 +88,7 @@ def batch_call_findings(loop: Loop, process: WatchedProcess) -> Iterator[ScriptF
 
 
 MIN_BOUND = 0.1
-"""Minimum share of the step spent waiting to report a wait for input that no other finding explains."""
+"""A wait for input that no other finding explains is reported if it takes at least this share of the step."""
 
 _FIRST = {
     "batch": ".batch(..., num_parallel_calls=tf.data.AUTOTUNE)",

@@ -12,14 +12,14 @@ from stoker.scriptprofile.rules.finding import ScriptFinding
 from stoker.scriptprofile.rules.input_rules import is_sequential, nodes_of
 
 MIN_PART = 0.10
-"""Minimum share of the script's time without imports for which a part is a finding."""
+"""A part is a finding if it takes at least this share of the script's time, not counting imports."""
 
 MIN_WALL_S, MIN_CPU_S, LONG_S = 2.0, 1.0, 10.0
 """A part that is a finding must also take MIN_WALL_S of wall time, and either MIN_CPU_S of CPU time or LONG_S of wall
 time: other programs on the machine make short parts long."""
 
 MIN_LOOP = 0.05
-"""Minimum share of the script's time without imports that a loop takes: others get no advice about speed."""
+"""A loop gets advice about speed if it takes at least this share of the script's time, not counting imports."""
 
 MANY_CALLS = 20
 """Minimum number of calls of `predict` for the advice to make fewer calls: their own cost then dominates."""
@@ -65,7 +65,7 @@ def wall_time(process: WatchedProcess) -> Mapping[str, float]:
 
 
 def share_of_script(loop: Loop, process: WatchedProcess) -> float:
-    """Return a loop's share of the script's time without imports, in [0, 1]; 1 if unknown."""
+    """Return a loop's share of the script's time, not counting imports, in [0, 1]; 1 if unknown."""
     parts = wall_time(process)
     base_s = sum(parts.values()) - parts.get("imports", 0.0)
     fits = sum(part.wall_s for part in process.wall_parts if part.place == loop.place)
@@ -186,7 +186,7 @@ def _slow_first_pass(loop: Loop, base_s: float) -> Iterator[ScriptFinding]:
 
     Args:
         loop: A training loop.
-        base_s: The script's time without imports, seconds.
+        base_s: The script's time, not counting imports, seconds.
     """
     first, filled_s = loop.first_pass, filling_s(loop)
     if first is None or filled_s < MIN_PART * base_s:

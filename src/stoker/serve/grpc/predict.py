@@ -238,7 +238,10 @@ class InlineGrpcPredict:
 
 
 def _is_plain(request: predict_pb2.PredictRequest) -> bool:
-    """Whether no tensor has more values than the request has bytes: a single value may stand for millions."""
+    """Whether no tensor's shape has more values than the request has bytes.
+
+    TensorFlow repeats one stored value to fill a shape, so a small request may declare millions of values.
+    """
     size = request.ByteSize()
     return all(
         math.prod(dim.size for dim in proto.tensor_shape.dim) <= size

@@ -87,7 +87,7 @@ class ServerLimits:
     """The configurable limits of calls and connections."""
 
     connection: HttpLimits
-    """The limits of a connection that REST has, too."""
+    """The limits of each connection; the REST server has the same ones."""
 
     in_flight: int
     """Maximum number of calls that have a thread or wait for one. A further call gets RESOURCE_EXHAUSTED."""

@@ -252,7 +252,8 @@ class LimitedProtocol(HttpToolsProtocol):
         cycle.body, cycle.more_body = bytearray(small.body), not whole
         if whole or small.body:
             cycle.message_event.set()
-        if not whole or self.cycle is cast("Any", small):  # else another request has followed
+        # Otherwise `self.cycle` already belongs to a later request.
+        if not whole or self.cycle is cast("Any", small):
             self.cycle = cycle
         self._start_asgi_task(cycle, self.app)
 
@@ -315,7 +316,7 @@ class LimitedProtocol(HttpToolsProtocol):
         unread_bytes, now_s = self.transport.get_write_buffer_size(), self.loop.time()
         if self._unread_bytes - unread_bytes >= _MIN_READ_BYTES:
             self._unread_bytes, self._read_s = unread_bytes, now_s
-        # Answers that were added since the last check count as well.
+        # Answers may have been added since: the next check then compares with the larger amount.
         self._unread_bytes = max(self._unread_bytes, unread_bytes)
         left_s = self._read_s + self.limits.send_s - now_s
         if left_s <= 0:

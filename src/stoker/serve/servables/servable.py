@@ -86,7 +86,7 @@ class LoadOptions:
     """The tags of the graph that is served from a SavedModel."""
 
     warm_sizes: WarmSizes = "auto"
-    """Whether batches are padded to sizes that are run before a version takes requests."""
+    """Whether batches are padded to a few sizes, and a batch of each size is run before a version takes requests."""
 
     warm_s: float = 300.0
     """Maximum time for running the sizes of `warm_sizes`, seconds."""

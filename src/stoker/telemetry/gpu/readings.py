@@ -116,7 +116,7 @@ class GpuReading:
     """Bytes per second over all NVLinks between two samples, from `nvlink_kib` or from GPM."""
 
     xid: int | None = None
-    """Number of the newest XID error, 0 if none occurred; None if the driver does not report XID errors."""
+    """XID code of the newest error, 0 if none occurred; None if the driver does not report XID errors."""
 
     slow: SlowFields = SlowFields()
 

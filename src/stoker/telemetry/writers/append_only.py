@@ -23,7 +23,7 @@ class DiskFailures:
     """Suppresses errors of the disk in `with` blocks; logs the first error, and when writing works again."""
 
     def __init__(self, what: str) -> None:
-        """Start without a failure.
+        """Create the object; no write has failed yet.
 
         Args:
             what: Name of the file for the log.

@@ -176,7 +176,7 @@ class Callbacks:
         self._call_hooks("on_epoch_begin", epoch, {})
 
     def on_train_batch_begin(self, step: int) -> None:
-        """Call this when a call of the compiled step starts; `step` is its first step, from 0 in each epoch.
+        """Call this when a call of the compiled step starts; `step` is its first step, counted from 0 in each epoch.
 
         As in `fit` with `steps_per_execution`, hooks are called once per call of the compiled step.
         """

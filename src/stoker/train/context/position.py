@@ -102,7 +102,7 @@ class Position:
 
     @property
     def epoch(self) -> int:
-        """Epoch of the next step, from 0."""
+        """Epoch of the next step, counted from 0."""
         return self.step // self.per_epoch
 
     @property

@@ -186,7 +186,7 @@ class RunCeiling:
         return True
 
     def follows_window(self) -> bool:
-        """Return whether the call that has ended followed a window, in which the input filled its buffers."""
+        """Return whether the call that has ended followed a window. During a window, the input fills its buffers."""
         settling, self._after_window = self._after_window, False
         return settling
 

@@ -46,8 +46,8 @@ def bad_step_error(bad: BadStep, found: BadValues | None) -> UserError:
 
     Args:
         bad: The step.
-        found: The result of `first_bad_values`: where the step became not finite; None if everything was
-            finite when the step was run again.
+        found: The result of `first_bad_values`: the first values of the step that are not finite; None if all
+            were finite when the step was run again.
     """
     wrong = "gradient" if bad.loss == bad.loss and abs(bad.loss) != float("inf") else "loss"
     return UserError(

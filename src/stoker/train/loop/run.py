@@ -472,7 +472,7 @@ class Run:
         return None
 
     def _handle_bad_call(self, step: int, *, loss: float) -> None:
-        """Handle a call in which the loss or a weight became not finite at or before `step`, from 0.
+        """Handle a call in which the loss or a weight was no longer finite, at `step` (counted from 0) or earlier.
 
         If checks were deferred, the step itself is unknown: go back, and check each step from now on.
         """
@@ -520,7 +520,7 @@ class Run:
             # A measured run writes no checkpoints.
             raise UserError(
                 f"measured steps must {must}",
-                got=Plain(f"a step after step {self.position.step} does not"),
+                got=Plain(f"a step after step {self.position.step} that does not"),
                 fix="Run `stoker train`, which names the step and the layer.",
             )
         position = self.position

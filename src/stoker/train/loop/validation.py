@@ -167,7 +167,7 @@ def _look_at_elements(
         return [step(element)]
 
     def looking_at(spec: Any) -> Callable[[Any], LossSums]:
-        # Trace for any number of rows, as `fit` does: Keras would use a known number as a weight.
+        # Trace with an unknown number of rows, as `fit` does: Keras would weight an output's loss by a known number.
         step.get_concrete_function(_of_any_rows(spec))
         return look_at
 

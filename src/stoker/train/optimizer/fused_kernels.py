@@ -144,8 +144,8 @@ def _scalars_of(optimizer: keras.optimizers.Adam, learning_rate: Any, dtype: tf.
     alpha = rate * tf.sqrt(1 - power_2) / (1 - power_1)
     counts = assign_condition()
     if counts is not None:
-        # The kernel writes through handles, which cannot be masked. With these values, and with gradients
-        # that are zero then, it changes nothing.
+        # The kernel writes through handles, which cannot be masked. If `counts` is False, the gradients are zero, and
+        # with these values the kernel changes nothing.
         rate = tf.where(counts, rate, 0.0)
         betas = [tf.where(counts, beta, 1.0) for beta in betas]
     return _Scalars(

@@ -27,7 +27,7 @@ UNKNOWN_SHARE = 0.5
 """If more than this share of a batch's values are unknown, a lookup layer's vocabulary does not fit the data."""
 
 FEWEST_VALUES = 32
-"""With fewer values in a batch, a share may be chance, so the layer is reported only if no value is known."""
+"""With fewer values in a batch, a high share may be chance: the layer is reported only if all values are unknown."""
 
 FEWEST_UNKNOWN = 8
 """With fewer values in a batch, it may be chance even if all of them are unknown."""

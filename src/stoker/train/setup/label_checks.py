@@ -481,7 +481,7 @@ def _not_negative(case: _Case) -> Iterator[Finding]:
 
 
 def _numbers(case: _Case) -> Iterator[Finding]:
-    """Check a loss for numbers: refuse only shapes whose difference broadcasting would hide."""
+    """Check labels of a regression loss: refuse only shapes whose mismatch broadcasting would hide; else only warn."""
     least, most = case.limits
     width = case.label.shape[-1] if case.label.shape else 1
     known = case.rank == 1 and len(case.label.shape) <= 1 and case.units is not None

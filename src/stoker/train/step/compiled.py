@@ -245,7 +245,7 @@ class CompiledStep:
 
     @contextmanager
     def showing_compilation(self, report: Callable[[str], None], *, ends: bool) -> Iterator[None]:
-        """Return a context for a call that shows a line while XLA compiles, if the call needs this.
+        """During a call in the `with` block, show a line while XLA compiles, if the call has to compile something.
 
         Args:
             report: Called with the line.

@@ -65,7 +65,7 @@ def _own_methods(model: keras.Model) -> Iterator[str]:
 
 
 def _own_metrics(model: keras.Model) -> Iterator[str]:
-    """Yield metrics that are not Keras's own: only of Keras's metrics is it known that their states are sums."""
+    """Yield metrics that are not Keras's own: the states of Keras's metrics are sums; those of others may not be."""
     for metric in [
         part for each in model.metrics for part in (each, *getattr(each, "metrics", ()))
     ]:

@@ -43,7 +43,7 @@ def max_steps_per_program(batch: Any, *, steps_per_call: int) -> int:
 
 
 def steps_within_program_time(most: int, step_s: float) -> int:
-    """Return the maximum number of steps in a program, by the time of a step.
+    """Return the number of steps in a program that takes at most `MAX_PROGRAM_S`; 1 if too few steps would fit.
 
     Args:
         most: The result of `max_steps_per_program`.

@@ -233,7 +233,7 @@ def _variables(concrete: Any, model: Any) -> list[Any]:
 
 
 def _zeros(element_spec: Any) -> Any:
-    """A batch of zeros with one row, to check whether such batches can be used again."""
+    """A batch of zeros, to check whether `resident` keeps the declared shapes; unknown sizes become 1."""
     tf: Any = sys.modules["tensorflow"]
 
     def zeros(spec: Any) -> Any:

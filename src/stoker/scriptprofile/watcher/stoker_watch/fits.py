@@ -47,7 +47,7 @@ class Fit:
         self.timeline: list[list[float]] = []
         self.rounds: list[dict[str, float]] = []
         self.gaps: list[tuple[float, float]] = []
-        """For some series of consecutive steps: sum of the times between two elements of the input, and total time."""
+        """For some series of steps: sum of the gaps between consecutive input elements, and total time, seconds."""
         self.no_ceiling = ""
         """Why the step on a resident batch was not measured; "" if it was, or may still be."""
         self.step: dict[str, Any] = {}
@@ -247,7 +247,7 @@ class Fit:
         if self._window is None:
             self._ceiling.settle()
             self._window, self._moment = Window(), now()
-            # The time for settling belongs to no step.
+            # The wait for the device in `settle` belongs to no step.
             self._last_end_s = clock()
             self._row = Window()
             return

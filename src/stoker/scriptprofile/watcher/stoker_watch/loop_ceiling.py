@@ -215,7 +215,9 @@ class Sample:
 
 
 def before_pass(loop: Loop, given: Given) -> Given:
-    """Return the arguments for a function that contains a loop: in one of the calls, the dataset is recorded.
+    """Return the arguments for a call of a function that contains a loop.
+
+    In one of the calls, the dataset is wrapped to record its first batch and its number of batches.
 
     Args:
         loop: The loop; the function has already been traced.

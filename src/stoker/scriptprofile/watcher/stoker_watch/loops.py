@@ -78,8 +78,8 @@ class Loop:
     trace: dict[str, Any] = field(default_factory=dict)
     """Folder with a trace of the device, or why it is missing."""
     load: dict[str, float] = field(default_factory=dict)
-    """For some consecutive steps, seconds: wall time, how much of it other programs took, waits for a core, and
-    Python outside calls."""
+    """Sums over some consecutive steps, in seconds. `wall_s`: wall time; `away_s`: its part that other programs took;
+    `wait_s`: wait for a core; `python_s`, `python_run_s`: wall and CPU time outside the calls. Empty if unknown."""
     measuring_s: float = 0.0
     """Time that the measurement itself took, seconds."""
 

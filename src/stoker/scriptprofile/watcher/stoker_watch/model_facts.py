@@ -12,7 +12,7 @@ from .places import Place
 from .watch import FACTS
 
 PADDED_CHANNELS = 4
-"""cuDNN itself pads up to this many input channels (of an image)."""
+"""cuDNN itself pads the input of a convolution that has at most this many channels, such as an image."""
 
 MAX_LAYERS = 64
 """Maximum number of layers per kind of fact: more would not help the user."""
@@ -72,7 +72,7 @@ def _half_outputs(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str,
 
 
 def _kernels(model: Any, made_at: Callable[[Any], Place]) -> list[dict[str, Any]]:
-    """For each layer that computes in half precision, the sides of its matrix product or convolution."""
+    """For each layer that computes in half precision, its kernel's input (unless cuDNN pads it) and output size."""
     found: list[dict[str, Any]] = []
     for layer in _layers(model):
         shape = tuple(getattr(getattr(layer, "kernel", None), "shape", ()))
@@ -193,7 +193,7 @@ def _has_plain_bias(layer: Any) -> bool:
 
 
 def _takes_it_out(node: Any, layer: Any) -> bool:
-    """Whether a call is a trained BatchNormalization over the layer's channels, which removes the layer's bias."""
+    """Whether a call is a BatchNormalization in training mode over the layer's channels; this cancels the bias."""
     norm = node.operation
     if not _is_kerass(norm, {"BatchNormalization"}) or not norm.trainable or norm.renorm:
         return False

@@ -172,7 +172,7 @@ class Window:
         self.latest_s += period_s
 
     def pause(self) -> None:
-        """End an epoch: the time until the next one does not count, and its gaps come from another iterator."""
+        """End an epoch: the time until the next epoch does not count; the next epoch has a new iterator."""
         self.latest_calls, self.latest_s, self._fresh = 0, 0.0, True
 
     def gap(self, gaps_us: list[float], per_call: int) -> tuple[float, float] | None:

@@ -253,7 +253,7 @@ def _bytes(parts: list[Any], sized: Callable[[Any], Any]) -> int | None:
 
 
 def _row(shape: Any) -> Any:
-    """The shape of one row; None unless the number of rows is unknown."""
+    """The shape without the first axis if the number of rows is unknown; else None."""
     return shape[1:] if shape.rank and shape[0] is None else None
 
 

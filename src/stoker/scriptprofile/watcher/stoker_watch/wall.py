@@ -257,7 +257,7 @@ class Span(NamedTuple):
 
 
 class Load:
-    """The load on this machine from other programs, since this process is watched."""
+    """The load on this machine from other programs since Stoker began to watch this process."""
 
     def __init__(self) -> None:
         self._begun: Moment | None = None
@@ -292,7 +292,7 @@ class Load:
         return Span(spent.wall_s, spent.run_s, wait_s, away_s)
 
     def as_json(self) -> dict[str, Any]:
-        """Return as facts how long the threads of this process ran, and waited for a core of another program."""
+        """Return, as facts, how long this process's threads ran, and waited for cores that other programs used."""
         ended = now()
         if self._begun is None or ended is None:
             return {}
@@ -316,4 +316,4 @@ def _session_s() -> float:
 
 
 LOAD = Load()
-"""The load during the watch of this process."""
+"""The load from other programs since Stoker began to watch this process."""
