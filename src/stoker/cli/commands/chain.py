@@ -77,7 +77,7 @@ def run(
     gpus: Gpus = None,
     as_json: AsJson = False,
 ) -> None:
-    """Run the stages with changed inputs, then test the model in a server.
+    """Run the stages whose inputs have changed, then test the model in a server.
 
     The test calls the server with rows of the eval split. A killed run continues where it stopped.
     Stages with unchanged inputs are skipped.
