@@ -191,7 +191,7 @@ class Context:
     source: str = ""
     """Fingerprint of the data's source."""
     listing: Listing | None = None
-    """The source's files that `source` covers, so that the stage `ingest` reads exactly the files in its key."""
+    """Files from which the fingerprint `source` was computed; the stage `ingest` reads exactly these files."""
 
     def shards(self) -> Dataset:
         """Return the ingested dataset."""
@@ -229,7 +229,7 @@ class Done:
     """Raw columns that the stage read."""
 
     content: str = ""
-    """Fingerprint of the part of the output that equal inputs do not determine; see `StageRecord.content`."""
+    """Fingerprint of the part of the output that may differ for equal inputs; see `StageRecord.content`."""
 
 
 Work = Callable[[Context, Path], Done]

@@ -50,7 +50,7 @@ def of_experiment(experiment: Experiment, chain: ChainResult, *, rows: int) -> C
 
 
 def of_folder(folder: Path, request: Request | None) -> ConversionSource:
-    """Return a SavedModel, or the newest version in a folder of versions, and the user's rows.
+    """Return the source of a conversion: the SavedModel in a folder, or its newest version, and the user's rows.
 
     Raises:
         ConfigError: the SavedModel or the rows are missing.

@@ -231,9 +231,10 @@ def _timed(step: Callable[[Any], Any], element: Any) -> tuple[float, float]:
     loss = float(outcome.loss_sum) / float(outcome.rows)
     took_s = time.monotonic() - began_s
     if not bool(outcome.finite) or not math.isfinite(loss):
+        also = ", and gradients that are not finite" if math.isfinite(loss) else ""
         raise UserError(
             "the loss and the gradients of the first steps must be finite numbers",
-            got=Plain(f"a loss of {loss:g}"),
+            got=Plain(f"a loss of {loss:g}{also}"),
             fix="Look for NaN in the features (`stoker analyze`), or lower the learning rate.",
         )
     return loss, took_s

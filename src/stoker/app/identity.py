@@ -134,7 +134,8 @@ def code_fingerprints(experiment: Experiment) -> dict[str, str]:
 
 def _data(context: Context) -> dict[str, str]:
     if context.experiment.own_dataset is not None:
-        # All workers read the outputs of the same stages, but each worker calls its own copy of the code.
+        # Stages are compared by identity, because all workers read the same outputs. The code is fingerprinted here,
+        # because each worker calls its own copy.
         source = {"source": data_fingerprint(context.experiment)}
         return source | {stage: context.identities[stage] for stage in ("ingest", "analyze")}
     dataset = context.shards()

@@ -76,8 +76,8 @@ def _analyze(context: Context, folder: Path) -> Done:
     result["counts"] = counts_as_facts(found.counts)
     result["bytes"] = found.byte_forms
     result["labels"] = labels_as_facts(found.labels)
-    # The hash of the statistics also changes if data changes that the function reads from outside the experiment
-    # folder.
+    # The function may read data outside the experiment folder. If these data change, the hash of the statistics
+    # changes, too.
     return Done(result=result, content=sha256_file(folder / "statistics.json"))
 
 

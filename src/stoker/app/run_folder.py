@@ -428,7 +428,7 @@ def unfinished_training(run: Run, identity: Identity, folder: Path) -> str | Non
 
 def _checkpointed_step(run: Run) -> int | None:
     for path in reversed(places(run.root / _TRAINED / CHECKPOINTS)):
-        with suppress(DataError):  # damaged: look at the run before
+        with suppress(DataError):  # damaged: try the checkpoint before it
             return read_manifest(path).step
     return None
 

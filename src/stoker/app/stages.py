@@ -193,7 +193,7 @@ def _transform_inputs(context: Context) -> dict[str, Any]:
 
 
 def _weight_inputs(experiment: Experiment) -> dict[str, str]:
-    """Return the weights' setting as an input; empty without weights, so that records of earlier versions stay valid."""
+    """Return the setting `sample_weight` as an input; empty if it is not set, so that older records stay valid."""
     name = experiment.train.sample_weight
     return {} if name is None else {"sample_weight": name}
 

@@ -47,7 +47,7 @@ MESSAGES = {
     "StatusProto": "int32 error_code=1; string error_message=2",
     "ModelVersionStatus": "int64 version=1; int32 state=2; StatusProto status=3",
     "GetModelStatusResponse": "ModelVersionStatus* model_version_status=1",
-    # A serialized ModelServerConfig: a field of type bytes is encoded like a message.
+    # `config` is a message, ModelServerConfig. It is declared as bytes because both are encoded in the same way.
     "ReloadConfigRequest": "bytes config=1",
     "ReloadConfigResponse": "StatusProto status=1",
 }

@@ -111,8 +111,8 @@ class RestClient(ModelClient):
             return self._exchange(method, path, body)
         except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError) as error:
             self.close()
-            # The server may have closed a kept connection while it was idle, so try again. A new connection was never
-            # idle.
+            # The server may have closed a kept connection while it was idle, so try again. If a new connection fails,
+            # the cause is another one, so report it.
             if not kept:
                 raise self._no_answer(error) from None
         except (OSError, http.client.HTTPException) as error:

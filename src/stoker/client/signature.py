@@ -145,4 +145,4 @@ DTYPES_OF_JSON = {
     "DT_HALF": "float16",
     **{f"DT_{name.upper()}": name for name in DTYPES.values() if not name.startswith("float")},
 }
-"""TensorFlow's enum name of a dtype, such as DT_FLOAT, which REST uses -> its name."""
+"""Name of a dtype in TensorFlow's enum, as REST sends it (DT_FLOAT) -> its usual name (float32)."""

@@ -1,4 +1,4 @@
-"""Limits of this process (memory, cores, open files), what the kernel has refused, and shares for child processes."""
+"""Limits of this process (memory, cores, open files), counts of the kernel's refusals, and shares for children."""
 
 from __future__ import annotations
 

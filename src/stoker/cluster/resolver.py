@@ -130,7 +130,7 @@ class ClusterSpec:
 
     @property
     def serves(self) -> bool:
-        """Whether this process works for a chief until it is ended, as parameter servers and their workers do."""
+        """Whether this process works for a chief until a signal ends this process: a parameter server or its worker."""
         return self.job != "chief" and bool(self.servers)
 
     @property

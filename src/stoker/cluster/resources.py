@@ -29,7 +29,7 @@ class Resources:
 
     usd_per_hour: float | None = None
     """Price of one machine per hour, US dollars, from which the cost of an epoch is computed. For a run
-    on this machine, the price of this machine."""
+    on the local machine, set the price of the local machine."""
 
     def __post_init__(self) -> None:
         if self.accelerators is not None and not _ACCELERATORS.fullmatch(self.accelerators):

@@ -317,7 +317,7 @@ def _require_bounded(node: yaml.Node, sizes: dict[yaml.Node, tuple[int, int]]) -
 
 
 def located(error: ConfigError, path: Path) -> ConfigError:
-    """Return the error with the file's name, and with the line of the key that it names if the file has this key.
+    """Return the error with the file's name and, if the error names a key of the file, the line of this key.
 
     Args:
         error: The error that `build` raised for the file's values.

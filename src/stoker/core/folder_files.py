@@ -344,7 +344,7 @@ class Listings:
         return sorted(set().union(*self._appeared.values()).difference(self.own))
 
     def is_folder(self, name: str) -> bool:
-        """Whether this is a folder whose names at the start of the run are known."""
+        """Whether this is a folder whose files and folders at the start of the run are known."""
         return f"{name}/" in self._at_begin
 
     def listed(self, name: str) -> bool:

@@ -12,7 +12,7 @@ _COMMIT = re.compile(r"[0-9a-f]{40,64}")
 
 
 def up_to_repository(folder: Path) -> list[Path]:
-    """Return a folder and its parents up to the root of its repository; only the folder outside a repository."""
+    """Return a folder and its parents up to the root of its repository; without a repository, the folder alone."""
     found = [folder.resolve(), *folder.resolve().parents]
     root = next((each for each in found if (each / REPOSITORY).exists()), found[0])
     return found[: found.index(root) + 1]

@@ -180,7 +180,7 @@ class _Walk:
             self.cannot_follow(module)
 
     def cannot_follow(self, module: str) -> None:
-        """Refuse a module whose source may use code that it does not name.
+        """Refuse a module whose source does not show which code it uses, e.g. `from x import *`.
 
         Args:
             module: Name of the module.

@@ -25,7 +25,8 @@ SAMPLE = "sample.parquet"
 """File with the training split's first records."""
 
 SAMPLE_ROWS = 17
-"""Number of records in the sample: small, and unlikely to equal a dimension of a shape."""
+"""Number of records in the sample: small, and unlikely to equal another dimension of a tensor, so that a check finds
+tensors without one row per record."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -19,7 +19,7 @@ GRPC_PORT = 8500
 
 _MEMORY = re.compile(r"[1-9][0-9]{0,6}(Mi|Gi)")
 _CPU = re.compile(r"[1-9][0-9]{0,5}(m|\.[0-9]{1,3})?|0?\.(?!0+$)[0-9]{1,3}")
-"""Number of cores, or thousandths of a core (500m). Kubernetes accepts nothing smaller, so more digits are a typo."""
+"""Number of cores (0.5), or thousandths of a core (500m): the smallest unit, so more than 3 decimals are a typo."""
 
 _MODEL = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]*")
 """Matches model names without characters that are special in YAML, in Dockerfiles or in Kubernetes's `$(VARIABLE)`."""

@@ -25,7 +25,7 @@ class BaselineMetrics:
     """Metric -> value."""
 
     error: str = ""
-    """Why the evaluation of this version failed, a clause; "" if it did not fail."""
+    """Why the evaluation of this version failed; "" if it did not fail."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -56,7 +56,7 @@ class Verdict:
     """The metric, and the slice if there is one."""
 
     rule: str
-    """The limit, a clause."""
+    """The limit as text, e.g. `at least 0.8`."""
 
     passed: bool
     """Whether the limit holds."""

@@ -30,7 +30,7 @@ class Undefined:
     """A metric that is undefined for these rows."""
 
     reason: str
-    """Why it is undefined, a clause."""
+    """Why it is undefined, e.g. `no row has the label 1`."""
 
 
 MetricValue = float | Undefined
@@ -111,7 +111,7 @@ def metrics_of(outputs: Iterable[str]) -> dict[str, tuple[str, str]]:
 def better_direction(name: str) -> Direction | None:
     """Whether higher or lower is better for a metric of any output; None if no metric has the name.
 
-    Several metrics may be an ending of the name (`top_5_accuracy`, `accuracy`): all have the same direction.
+    The name may end with the names of several metrics (`top_5_accuracy`, `accuracy`): these have the same direction.
     """
     ends = (metric for ending, metric in METRICS.items() if f"_{name}".endswith(f"_{ending}"))
     metric = next(ends, None)

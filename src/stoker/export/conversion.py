@@ -63,7 +63,7 @@ class Conversion:
     """Number of rows that were compared."""
 
     tolerance: float
-    """Maximum difference of an answer, absolute plus relative."""
+    """Maximum of |difference| / (1 + |expected answer|)."""
 
     differences: dict[str, float]
     """Output -> its largest difference, as |difference| / (1 + |expected|)."""
@@ -224,8 +224,8 @@ def _compare(to: str, expected: Arrays, answers: Arrays, allowed: float) -> dict
     worst = max(differences, key=differences.__getitem__)
     if not differences[worst] <= allowed:
         raise CheckFailed(
-            f"the {to} model must give the same answers as the SavedModel, within {allowed:g} absolute plus "
-            "relative",
+            f"the {to} model must give the same answers as the SavedModel: |difference| / (1 + |expected|) at most "
+            f"{allowed:g}",
             got=Plain(f"{differences[worst]:.3g} for output {worst!r}"),
             fix="Give more representative rows, another format, or a larger --tolerance.",
         )

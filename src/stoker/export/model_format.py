@@ -43,7 +43,7 @@ class ModelFormat:
     """Name for people, e.g. "LiteRT in int8"."""
 
     tolerance: float
-    """Default maximum difference of an answer, absolute plus relative."""
+    """Default maximum of |difference| / (1 + |expected answer|)."""
 
     packages: Mapping[str, str]
     """Module -> the pip requirement that provides it."""

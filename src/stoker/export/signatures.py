@@ -75,9 +75,9 @@ def takes_examples(columns: Sequence[AnyColumn]) -> bool:
 def parse_examples(serialized: tf.Tensor, columns: Sequence[AnyColumn]) -> dict[str, tf.Tensor]:
     """Convert [batch] serialized Examples to raw columns, with missing values as in `stoker.data.columns`.
 
-    An integer column with missing values is an `int64_list`. An Example may leave out a missing float or string,
-    and a vector whose values are all missing. It must have every column without missing values. If it leaves out
-    a list of varying length, the list is empty.
+    An integer column with missing values is an `int64_list`. An Example may leave out a float or string column, and
+    an integer column with missing values: the value, or each value of the vector, is then missing. If it leaves out
+    a list of varying length, the list is empty. It must have all other columns.
 
     Returns:
         Column name -> [batch], or [batch, length] for vectors, or [batch, longest] for lists.

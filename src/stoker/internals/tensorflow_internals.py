@@ -1,6 +1,6 @@
 """The only module that uses private names of TensorFlow, with a list of them.
 
-A test fails with the names that an upgrade of TensorFlow has removed.
+If an upgrade of TensorFlow removes some of these names, a test fails and lists them.
 """
 
 from __future__ import annotations

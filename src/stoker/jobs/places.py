@@ -95,7 +95,7 @@ def find_place(named: str, runs: Iterable[Path] = ()) -> Path:
         raise ConfigError(
             "the beginning of a job's ID must fit one job",
             got=Plain(f"{named!r}, which fits {', '.join(matches[:_LISTED])}{more}"),
-            fix="Write more of it; of a sweep, at least `NAME-sweep`.",
+            fix="Give more characters of the ID; for a sweep, at least `NAME-sweep`.",
         )
     fix = nearest(named, known) if len(known) <= _LISTED or _is_close(named, known) else _LIST
     raise ConfigError("no job has this ID", got=named, fix=fix)

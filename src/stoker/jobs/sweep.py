@@ -142,7 +142,7 @@ def find_sweep(named: str, runs: Iterable[Path] = ()) -> Sweep | None:
         raise ConfigError(
             "the beginning of a sweep's ID must fit one sweep",
             got=Plain(f"{named!r}, which fits {', '.join(each.id for each in matches)}"),
-            fix="Write more of it.",
+            fix="Give more characters of the ID.",
         )
     return known.get(named) or (matches[0] if matches else None)
 

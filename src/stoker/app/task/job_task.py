@@ -171,7 +171,7 @@ class _Task:
         except Superseded:
             raise
         except UserError:
-            # The file system may not respond for a moment. If it stays away, training ends when it cannot write.
+            # The file system may not respond for a moment. If it does not recover, training fails when it writes.
             return
 
     def _meet(self, held: contextlib.ExitStack) -> dict[str, str]:

@@ -206,7 +206,7 @@ def report_failure(barrier: Path, cluster: ClusterSpec, error: Exception) -> Non
 
 
 def finish(barrier: Path, cluster: ClusterSpec) -> None:
-    """Mark this task as finished. The first task waits for the others, because TensorFlow aborts them when it exits."""
+    """Mark this task as finished. The first task then waits for the others: its exit makes TensorFlow abort them."""
     with contextlib.suppress(OSError):  # the first task has stopped waiting and removed the folder
         (barrier / str(cluster.rank)).touch()
     until_s = time.monotonic() + FINISH_S

@@ -29,7 +29,7 @@ LOCAL_STEPS = ".local-steps"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class TimedWorker:
-    """The step times and stragglers of a worker that other workers wait for in every step."""
+    """Step timer and straggler detector of a worker that other workers wait for in every step."""
 
     local_step: LocalStepTime
     stragglers: Stragglers

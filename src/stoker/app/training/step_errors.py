@@ -64,7 +64,7 @@ def steps_are_the_users(*, workers: int) -> Iterator[None]:
 
 
 _ASSERTED = re.compile(r"assertion failed: \[(.*?)\](?:\s|$)", re.DOTALL)
-"""Matches the message of an assertion; the text around the message is a place in the graph."""
+"""Matches the message of an assertion; the text around it only says where in the graph the assertion is."""
 
 
 def _message(error: tf.errors.OpError) -> str:

@@ -89,7 +89,7 @@ def _refused_by_xla(text: str) -> str | None:
         return None
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     with_reason = (line for line in lines if any(reason in line for reason in XLA_REASONS))
-    # Remove the operation's place in the graph, which TensorFlow repeats after the reason.
+    # Remove `{{node NAME}}` directly after the closing parenthesis of a reason: it repeats the operation's name.
     line = re.sub(r"\)\{\{node [^}]*\}\}", ")", next(with_reason, lines[0]))
     return re.sub(r"\{\{node ([^}]*)\}\}", r"\1", line)[:MAX_LINE]
 

@@ -104,7 +104,7 @@ def _device_finding(
 
 
 def _in_time(measure: Callable[[], tuple[str, Gain]]) -> tuple[str, Gain] | None:
-    """Return the result of the last measurement; None if time ran out, as earlier measurements are valid without it."""
+    """Return the result of the last measurement; None if time ran out: the earlier measurements remain valid."""
     try:
         return measure()
     except TrialFailed as failed:

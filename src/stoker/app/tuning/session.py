@@ -1,4 +1,4 @@
-"""In the child process of a trial: opens an experiment with one setting, and measures it."""
+"""Runs in the child process of a trial: opens the experiment with the trial's settings, and measures it."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class _Losses:
 
 
 class Session:
-    """Measures an experiment with one setting; each question opens only what it needs."""
+    """Measures an experiment with the settings of one trial; each question opens only what it needs."""
 
     def __init__(self, spec: Mapping[str, Any], log: Log) -> None:  # noqa: ARG002 - as `Preparation`
         """Read the experiment and the outputs of the stages before `train`.
@@ -127,7 +127,7 @@ class Session:
             "communication_s": probe.communication_s(),
             "transfer_s": probe.transfer_s(),
         }
-        # `self._resolved` is not the run's copy, in which the probe may have reduced `steps_per_call`.
+        # Return `self._resolved`, not the run's copy: in the copy, the probe may have reduced `steps_per_call`.
         return {"facts": facts, "resolved": asdict(self._resolved), "model": self._model_facts()}
 
     def window(self, kind: Any, seconds: float) -> dict[str, Any]:

@@ -101,7 +101,7 @@ def tune(
 
 
 def _keeps_lock(tuned: Tuned, lock: Path) -> bool:
-    """Return whether an earlier lock file stays, because this tuning ended early and found nothing."""
+    """Return whether to keep an earlier lock file: this tuning ended early and found no settings."""
     return not tuned.finished and not tuned.settings and os.path.lexists(lock)
 
 
@@ -187,11 +187,11 @@ class Check:
     """A sentence about the load; empty if the machine was quiet."""
 
     slower: str
-    """A sentence that the machine is slower than at tuning; empty if it is not."""
+    """A sentence saying that the machine is slower than it was during the tuning; empty if it is not."""
 
 
 def check(experiment: Experiment, *, progress: Callable[[str], None]) -> Check:
-    """Measure the figures that the lock file promises again.
+    """Measure again the figures that the lock file promises.
 
     Args:
         experiment: The experiment with the settings of the lock file.
@@ -249,7 +249,7 @@ def _checkable(experiment: Experiment) -> Lock:
     if gone := [name for name in lock.code if name not in code]:
         # The lock file's settings would not be used, so the measurement would not be comparable.
         raise ConfigError(
-            f"a check needs the experiment that {FILE} was measured with: {', '.join(gone)}",
+            f"the experiment must still use the functions that {FILE} was measured with: {', '.join(gone)}",
             got=Plain(", ".join(code)),
             fix="Run `stoker tune` again.",
         )

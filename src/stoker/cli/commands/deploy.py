@@ -79,8 +79,8 @@ def deploy(
         int | None,
         typer.Option(
             "--queue-target",
-            help="Scale by the number of waiting requests too: target for each server. For --target kubernetes "
-            "with prometheus-adapter (default: scale by CPU alone).",
+            help="Also scale by the number of waiting requests: the target number for each server. For --target "
+            "kubernetes with prometheus-adapter (default: scale by CPU alone).",
         ),
     ] = None,
     as_json: AsJson = False,

@@ -67,7 +67,7 @@ def up(
         float | None,
         typer.Option(
             "--availability",
-            help="Objective: percentage of requests that succeed or fail by the client's fault (default: 99.9).",
+            help="Objective: percentage of requests that do not fail because of the server (default: 99.9).",
         ),
     ] = None,
     p99_ms: Annotated[

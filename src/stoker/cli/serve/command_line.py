@@ -45,7 +45,7 @@ _BARE = (
 
 _ONE_MODEL = ("--model_name", "--model-name", "--model_base_path", "--model-base-path")
 _MODELS = ("--model_config_file", "--model-config-file")
-"""As in TensorFlow Serving, this flag overrides the flags of one model (`_ONE_MODEL`)."""
+"""The spellings of a flag that overrides the flags in `_ONE_MODEL`, as in TensorFlow Serving."""
 
 _TRUTH = {"true": True, "1": True, "t": True, "false": False, "0": False, "f": False}
 

@@ -243,7 +243,7 @@ def watched_gpus() -> Iterator[Callable[[], list[dict[str, Any]]]]:
 
 
 def summary_of(looks: list[tuple[GpuState, ...]]) -> list[dict[str, Any]]:
-    """Return for each GPU the means over the samples; a value that the driver does not report is 0.
+    """Return the means and the maximum memory use of each GPU; a value that the driver does not report counts as 0.
 
     Args:
         looks: [samples] States of all GPUs, in the same order in each sample.

@@ -32,7 +32,7 @@ class Failure:
     """Why a group ended before its work was done."""
 
     rank: int
-    """Rank of the process that caused the end; if several did, of the first of these."""
+    """Rank of the process that caused the end; if several processes did, the rank of the first one."""
 
     name: str
     """Name of the process that caused the end, or names of several."""
@@ -142,8 +142,8 @@ class GroupLimits:
     """Maximum number of restarts of processes with `Command.alone`, in total."""
 
     unheard_grace_s: float = FAILURE_GRACE_S
-    """The limit that replaces `grace_s` as long as no heartbeat has reported that a process trains, seconds: until
-    then there is nothing to save. For processes without heartbeats it must equal `grace_s`."""
+    """Replaces `grace_s` until a heartbeat reports that a process trains, seconds: before that, there is nothing to
+    save. For processes without heartbeats it must equal `grace_s`."""
 
 
 class Group:
@@ -409,6 +409,7 @@ class _OrphanKiller:
         self._child.wait()
 
     def _tell(self, line: str) -> None:
-        # If the orphan killer is gone, only child processes of the workers could remain after a kill.
+        # The orphan killer may be gone. If the launcher is then killed, the kernel still kills the workers; only their
+        # child processes could remain.
         with contextlib.suppress(BrokenPipeError):
             self._child.tell(line)

@@ -87,7 +87,7 @@ class Command:
     """Numbers of the cores that the process may use; empty: all cores."""
 
     serves: bool = False
-    """Whether the process works for another one, and ends only when it gets a signal."""
+    """Whether the process works for a chief, and ends only when it gets a signal."""
 
     alone: bool = False
     """Whether the process may be restarted while the other processes continue."""
@@ -108,7 +108,7 @@ class Member:
             log: Receives each line that the process prints.
 
         Raises:
-            UserError: the kernel does not allow another process, or its descriptors.
+            UserError: the kernel refuses another process, or the descriptors that it needs.
         """
         self.name, self.serves = command.name, command.serves
         self.code: int | None = None

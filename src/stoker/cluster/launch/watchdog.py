@@ -12,7 +12,7 @@ PATIENCE = 10
 compilation take minutes, even if a step takes milliseconds."""
 
 START_SILENT_S = 60.0
-"""In the phase `start`, a worker may send no heartbeat for at least this many seconds: loading a library blocks its
+"""Minimum limit of the time without a heartbeat in the phase `start`, seconds: loading a library blocks the worker's
 threads."""
 
 SILENT_S = 5 * EVERY_S
@@ -87,7 +87,7 @@ class Watchdog:
             known.moved_s += pause_s
 
     def all_done(self) -> bool:
-        """Whether no running worker has steps to make: each has reported `done`, or only works for another process."""
+        """Whether no running worker has steps left: each has reported the phase `done` or `serve`."""
         return not any(known.expected for known in self._known.values())
 
     def is_done(self, rank: int) -> bool:
@@ -96,7 +96,7 @@ class Watchdog:
         return known is not None and known.phase == "done"
 
     def silent(self, now_s: float) -> tuple[int, ...]:
-        """Return the ranks of workers that have left the phase `start` and have sent no heartbeat for a while."""
+        """Return the ranks of workers without a recent heartbeat, except in the phases `start` and `done`."""
         after_s = min(SILENT_S, self.limit_s)
         return tuple(
             rank

@@ -38,8 +38,8 @@ class ProcessOptions:
     `Child.close_input` and by the end of this process."""
 
     output: int | Path | None = None
-    """Where stdout and stderr go. None: to those of this process. A descriptor or `DEVNULL`: stdout goes there.
-    `PIPE`: both go to the stream `Child.output`. A path: both go to this file."""
+    """Where stdout and stderr go. None: to those of this process. A descriptor or `DEVNULL`: stdout goes there,
+    and stderr to that of this process. `PIPE`: both go to the stream `Child.output`. A path: both go to this file."""
 
     pass_fds: Sequence[int] = ()
     """Descriptors that the child inherits with the same numbers."""

@@ -7,6 +7,7 @@ hook, which sees only files that Python itself opens. Environment variables are 
 
 The inputs of a run are: the files that it reads, with their content at the start of the run; the environment variables
 that it reads, with their values, unless the code itself has set them; and the folders in the user's folder that it
-lists, with the names in them (`folder_files`). A file that did not exist at the start, or that the run wrote before it
-was read, is a file of the run and never an input. File times are not used for that decision.
+lists, with the names in them (`folder_files`). A file that did not exist at the start, or that the run writes, is a
+file of the run and never an input, even if the run reads it before it writes it. A file in the user's folder is not an
+input either if its size or its time has changed between the start and the first read.
 """

@@ -109,10 +109,10 @@ _CREATING = {
     "os.link": slice(1, 4, 2),
     "os.symlink": slice(1, 3),
 }
-"""Python's audit events for new names. `open` can create one, too."""
+"""Python's audit events that create a name in a folder. `open` may create one, too; `_audit` handles it separately."""
 
 _EVENTS = frozenset(("open", "os.listdir", "os.scandir", *_CREATING))
-"""Python's audit events for reads, listings and new names."""
+"""Python's audit events that read a file, list a folder, or create a name in a folder."""
 
 
 def _makes(observer: Observer, path: Any, folder: int) -> None:

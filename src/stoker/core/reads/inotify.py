@@ -133,7 +133,7 @@ class FolderWatch:
         elif not mask & _IS_FOLDER:
             self._on_read(path)
         elif of_place:
-            # The parent folder reports the same listing, with this folder's name.
+            # Only the event of the folder itself counts: its parent reports the same listing, under this folder's name.
             self._on_list(path)
 
     def close(self) -> None:

@@ -142,7 +142,7 @@ class Observer:
                 yield f"{name.parent.as_posix()}/"
 
     def _of_other_experiments(self) -> Iterator[Path]:
-        """Yield folders of other experiments' runs, and of their models next to this experiment's outputs."""
+        """Yield folders with runs of other experiments; next to this one's outputs, also with versions of models."""
         roots = {output.parent for output in self._outputs}
         for name in self._at_begin:
             path = self.folder / name
@@ -246,8 +246,8 @@ class Observer:
                 return False
             new = self._listings.created(name, by_run=by_run)
             if new:
-                # Store the name at the next pause: if this process is killed earlier, the next process would treat the
-                # file as data that the user has added.
+                # Store the name at the next pause, even within `WRITE_S`: if this process is killed before that, the
+                # next process takes the file for data that the user has added.
                 self._has_more, self._written_s = True, -WRITE_S
             return new
 

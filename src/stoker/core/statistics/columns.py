@@ -59,8 +59,8 @@ class LengthStatistics:
     """The largest length."""
 
     quantiles: tuple[float, ...] = ()
-    """For images, the nine exact deciles of the length. Empty if training images are not stored in their original
-    form, and in statistics of earlier versions of Stoker."""
+    """For images, the nine exact deciles of the encoded size in bytes. Empty if training images are not stored in their
+    original form, and in statistics of earlier versions of Stoker."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

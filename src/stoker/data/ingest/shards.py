@@ -140,8 +140,8 @@ class SplitWriter:
 
         Args:
             shards: The split's first shards, which are complete.
-            rows: Number of records in these shards that will not be added again. The other records in them
-                will be added again, and are skipped.
+            rows: Number of records in these shards that the caller does not pass to `add` again. It passes
+                the shards' other records again, and `add` skips them.
 
         Raises:
             DataError: a shard is missing, truncated or damaged.

@@ -48,7 +48,7 @@ class ByteFeatures:
         self._forms = {name: _Form(form, types[name]) for name, form in forms.items()}
 
     def narrowed(self, dataset: tf.data.Dataset[Any]) -> tf.data.Dataset[Any]:
-        """Return the dataset with the features as uint8; its iterator fails at a number not made from a byte."""
+        """Return the dataset with the features as uint8; its iterator fails at a number that a byte cannot restore."""
         if not self._forms:
             return dataset
 

@@ -37,7 +37,7 @@ class TensorColumn:
 
     @property
     def tensor_dtype(self) -> str:
-        """The dtype of the column's tensor, as in `stoker.data.columns.Column`; here it is `dtype`."""
+        """The dtype of the column's tensor: always `dtype`. The property exists because `Column` has it, too."""
         return self.dtype
 
 

@@ -66,7 +66,7 @@ class OwnFeatures:
 
 
 AnyTransform = Transform | OwnFeatures
-"""The transform of later stages: of shards, or of a user's dataset."""
+"""The transform that later stages use: for shards (`Transform`), or for a user's dataset (`OwnFeatures`)."""
 
 
 def _spec(column: TensorColumn) -> FeatureSpec:

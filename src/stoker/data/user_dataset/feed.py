@@ -222,7 +222,7 @@ def _size(count: int) -> str:
 
 
 BATCHES = 16
-"""Default number of batches that are compared; if the dataset is shuffled, already the first batch differs."""
+"""Default number of batches that are compared: a few, because the first batch of a shuffled dataset differs."""
 
 
 def passes_agree(dataset: tf.data.Dataset[Any], *, batches: int = BATCHES) -> bool:

@@ -244,7 +244,7 @@ def pause(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson 
 
 @app.command()
 def resume(model: Model, models: Models = MODELS, why: Why = "", as_json: AsJson = False) -> None:
-    """Continue after `stoker rollout pause`, or leave a stage `pause`."""
+    """Continue after `stoker rollout pause`, or go on from a stage `pause` to the next stage."""
     show(_open(models, model).resume(why=why), as_json=as_json)
 
 
@@ -262,7 +262,7 @@ def promote(
     why: Why = "",
     as_json: AsJson = False,
 ) -> None:
-    """Go to the next stage now, before its time or its requests are reached; or end an A/B test."""
+    """Go to the next stage now, before the current stage is complete; or end an A/B test."""
     show(_open(models, model).promote(full=full, version=version, why=why), as_json=as_json)
 
 

@@ -25,7 +25,7 @@ LOST_SHARE = 0.5
 """A split is reported if at least this share of a column's values is out of vocabulary."""
 
 MIN_VALUES = 100
-"""A split with fewer values is not reported: that share may be chance."""
+"""A split with fewer values is not reported: a share of `LOST_SHARE` may then be chance."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -219,7 +219,7 @@ def _lengths(total: Totals) -> LengthStatistics:
 
 
 def _sizes(split: engine.Split, column: Column, dataset: Dataset) -> tuple[float, ...]:
-    """Return the deciles of images' sizes in bytes; () unless images are stored as they came."""
+    """Return the deciles of images' sizes in bytes; () unless images are stored in their original form."""
     as_came = (dataset.image_store or "original").startswith("original")
     if column.dtype != "image" or not as_came:
         return ()

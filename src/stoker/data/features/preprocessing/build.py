@@ -51,7 +51,7 @@ class ColumnRoles:
     """Raw columns that serving will not have; a label that is a raw column is always one of them."""
 
     sample_weight: str | None = None
-    """Weight of each row: an output of the function or, if none has the name, a raw column."""
+    """Weight of each row: an output of the function or, if no output has this name, a raw column."""
 
 
 FEATURES_ONLY = ColumnRoles()
@@ -74,7 +74,7 @@ def build_transform(
             decoded, [batch, height, width, channels] uint8. None: every column becomes a feature
             unchanged, except the label and, if there are images, `path`.
         out_dir: Folder to create, with a single rename; it must be empty or missing.
-        label: An output of the function or, if none has the name, a raw column; for a model with
+        label: An output of the function or, if no output has this name, a raw column; for a model with
             several outputs, output -> label. A string becomes its index among the training split's
             sorted distinct strings.
         roles: Columns that are not features.

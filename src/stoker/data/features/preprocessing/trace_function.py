@@ -34,13 +34,13 @@ class Plan:
     """The user's function; None: every column is passed on unchanged."""
 
     labels: tuple[str, ...]
-    """What the model learns: outputs of the function or, if none has the name, raw columns."""
+    """Names of what the model learns: an output of the function or, if no output has this name, a raw column."""
 
     label_only: tuple[str, ...]
     """Raw columns that serving will not have; a label that is a raw column is always one of them."""
 
     weights: tuple[str, ...] = ()
-    """Name of the output or, if none has the name, the raw column with each row's weight; or empty."""
+    """Name of an output or, if no output has this name, of a raw column, with each row's weight; or empty."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)

@@ -158,9 +158,8 @@ class ListColumn:
 
     def put(self, places: NDArray[np.int64], chunks: pa.ChunkedArray, *, first: int) -> None:
         """Keep a row group and the places of its rows."""
-        del (
-            first
-        )  # only codes of strings depend on the row group; here, strings are coded at the end
+        # In `TextColumn`, codes of strings depend on `first`; here, `finished` computes the codes of all groups.
+        del first
         self._parts.append((places, pa.concat_arrays(chunks.chunks)))
 
     def finished(self) -> Lists:

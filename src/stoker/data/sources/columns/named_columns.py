@@ -108,7 +108,11 @@ class NamedColumn:
         return kind == self.kind or both_numbers
 
     def _without_other_lengths(self, cells: Cells, nulls: Values) -> Cells:
-        """Refuse lists of nulls that are not as long as the column's lists: others are missing values."""
+        """Refuse lists of nulls that cannot be missing values.
+
+        These are the lists of another length than the column's or, if its length varies, all lists of nulls in an
+        int or bool column.
+        """
         if self.column.is_ragged:
             missing = _at(nulls.rows, len(cells.bad)) & (self.how in ("int", "bool"))
             return with_fault(cells, missing, LIST_NUMBER_MISSING)

@@ -68,7 +68,7 @@ def common_length(counts: Mapping[int, int], *, max_bad: int) -> int:
 
 
 def allowed_deviations(present: int, *, max_bad: int) -> float:
-    """Return the maximum number of deviating records that count as bad. If more deviate, the column's type differs."""
+    """Return the maximum number of records that may deviate from a column's type; with more, it gets another type."""
     return max(max_bad, (1 - NUMBER_SHARE) * present)
 
 
@@ -91,7 +91,7 @@ def assumed_of_lists(column: Column, counts: Mapping[int, int]) -> Assumption | 
 
 
 def _as_vectors(counts: Mapping[int, int]) -> str:
-    """Return the setting for vectors as a part of the message, if few lists have a different length."""
+    """Return the end of the message, with the setting to read vectors; "" if too many lists have another length."""
     total = sum(counts.values())
     length, records = max(counts.items(), key=lambda item: item[1])
     odd = total - records

@@ -327,7 +327,7 @@ def _batches(
         try:
             for batch in pa.csv.open_csv(
                 stream,
-                # With threads, the numbers of records that are left out would not be known.
+                # With threads, it would not be known which records are left out.
                 read_options=pa.csv.ReadOptions(
                     use_threads=False, block_size=BLOCK_BYTES, column_names=names
                 ),

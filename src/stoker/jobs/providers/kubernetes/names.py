@@ -14,25 +14,25 @@ MANAGER = "stoker"
 """Label, with its value, of all objects of Stoker's jobs."""
 
 NAME = "stoker/job"
-"""Label of all objects and pods of a job: the name of the job's objects."""
+"""Label of all objects and pods of a job; its value is the name of the job's objects."""
 
 USER = "stoker/user"
-"""Label: the login name of the user who submitted the job."""
+"""Label; its value is the login name of the user who submitted the job."""
 
 ID = "stoker/job-id"
-"""Annotation: the job's ID. An object with the same name and another ID belongs to another job."""
+"""Annotation; its value is the job's ID. An object with the same name and another ID belongs to another job."""
 
 FOLDER = "stoker/folder"
-"""Annotation: the job's folder."""
+"""Annotation; its value is the job's folder."""
 
 WORKERS = "stoker/workers"
-"""Annotation: number of workers."""
+"""Annotation; its value is the number of workers."""
 
 SUBMITTED = "stoker/submitted"
-"""Annotation: when the job was submitted, seconds since the epoch."""
+"""Annotation; its value is the time of the submission, seconds since the epoch."""
 
 QUEUE = "kueue.x-k8s.io/queue-name"
-"""Label that Kueue reads: the LocalQueue of a job."""
+"""Label that Kueue reads; its value is the LocalQueue of a job."""
 
 MIN_PARALLELISM = "kueue.x-k8s.io/job-min-parallelism"
 EQUAL_COMPLETIONS = "kueue.x-k8s.io/job-completions-equal-parallelism"

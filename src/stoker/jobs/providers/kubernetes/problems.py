@@ -67,7 +67,7 @@ _MESSAGES: tuple[tuple[str, str, str], ...] = (
         "Request less; see `kubectl describe limitrange`.",
     ),
 )
-"""Pairs of a part of a message, and the rule and remedy for the user."""
+"""Part of a message of the API or of an event; the rule and the remedy that the user is shown."""
 
 
 def message_problem(message: str) -> tuple[str, str] | None:

@@ -222,7 +222,7 @@ def _disruption(pod: Object) -> str:
     if status.get("reason") == "Evicted":
         message = str(status.get("message", ""))
         fix = next(
-            (words for part, words in _EVICTED if part in message), "its node was short of room"
+            (words for part, words in _EVICTED if part in message), "its node ran out of a resource"
         )
         return f"was evicted: {fix} ({_short(message)})"
     condition = _condition(pod, "DisruptionTarget")

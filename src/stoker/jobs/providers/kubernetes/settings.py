@@ -175,11 +175,10 @@ class KubernetesTarget:
     """Environment variables of every worker, e.g. `NCCL_*` and `TF_*`; variables of the job take precedence."""
 
     run_as_user: int | None = 1000
-    """Number of the user of the processes, who also owns their files; null: the image's user, which must not be
-    root."""
+    """User ID (UID) of the processes and of their files; null: the image's user, which must not be root."""
 
     fs_group: int | None = None
-    """Number of the group that owns the volumes, if their driver supports that."""
+    """ID of the group (GID) that owns the volumes, if their driver supports that."""
 
     read_only_root: bool = True
     """Whether the image's own files are read-only; /tmp is always writable."""
@@ -195,7 +194,7 @@ class KubernetesTarget:
     """Path or name of the Python in the image that has Stoker."""
 
     grace_s: int = 120
-    """Time for a save, seconds: when a pod must end, and before the time limit."""
+    """Time that workers get to save, seconds: after a request to end the pod, and before the job's time limit."""
 
     start_s: int = 600
     """Maximum wait for all pods of a start, seconds; then the job ends, frees its GPUs, and names the missing pods."""

@@ -100,7 +100,8 @@ class Supervisor:
                 return end
             if is_stopped(self._place):
                 return Phase.STOPPED, ""
-            stop.times = 0  # these were requests because of the start's time limit
+            # The signals of this start came from its time limit, or from the check for a hang.
+            stop.times = 0
             self._write(restarts=self._record.restarts + 1)
 
     def _start(self, stop: StopRequest) -> Outcome:

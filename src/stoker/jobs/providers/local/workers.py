@@ -20,8 +20,8 @@ from stoker.jobs.job import Job
 from stoker.jobs.providers.local.room import workers_here
 
 STOKER = (sys.executable, "-P", "-m", "stoker")
-"""The command `stoker`. With -P, Python does not import modules from the current folder, which might have the names of
-Stoker's."""
+"""The command `stoker`. With -P, Python does not import from the current folder, whose modules may have the same names
+as Stoker's modules."""
 
 _OF_OTHERS = re.compile(rf"SLURM_.*|{VARIABLE}|{FD_VARIABLE}|STOKER_(RANK|TASKS|LOCAL_WORKERS)")
 """Patterns of variables that would make a worker part of another group: the user's shell may itself run inside a

@@ -74,7 +74,7 @@ class Machine(Protocol):
         """
 
     def user(self) -> str:
-        """Return the user's number on the machine; it is used because a name may contain any character."""
+        """Return the user ID (UID) on the machine; it is used because a name may contain any character."""
 
     def on_cluster(self, job: Job) -> Job:
         """Return the job with its paths on the cluster, which may differ from those on this machine."""
@@ -124,7 +124,7 @@ class Here:
         return Answer(code=done.returncode, out=done.stdout, errors=done.stderr or "")
 
     def user(self) -> str:
-        """Return the number of the user of this process."""
+        """Return the user ID (UID) of this process."""
         return str(os.getuid())
 
     def on_cluster(self, job: Job) -> Job:

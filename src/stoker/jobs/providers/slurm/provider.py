@@ -304,7 +304,7 @@ class SlurmProvider:
         return list(files)
 
     def _sbatch(self, job: Job, script: Path) -> str:
-        """Submit the script of a job or an array, which is on the cluster; return the number in Slurm."""
+        """Submit a job or an array by its script, which is already on the cluster; return its Slurm job ID."""
         there = self._machine.on_cluster(job)
         python = interpreter(there, self.settings, job.folder)
         make_environment(there.place, python, self.settings, self._machine)

@@ -151,8 +151,8 @@ def _options(job: Job, target: SlurmTarget, array: Array | None) -> list[str]:
         ("account", target.account),
         ("qos", target.qos),
         ("nodes", _nodes(job, per_node)),
-        # An elastic job must not set this option either: Slurm would compute a number of tasks from it, and would
-        # always allocate the minimum number of machines.
+        # An elastic job must set neither `ntasks` nor `ntasks-per-node`: Slurm would compute a number of tasks from
+        # them, and would always allocate the minimum number of machines.
         ("ntasks", None if needs.min_workers else needs.workers),
         ("ntasks-per-node", None if needs.min_workers else per_node),
         ("cpus-per-task", needs.cpus),

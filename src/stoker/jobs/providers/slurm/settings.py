@@ -42,8 +42,8 @@ class SlurmTarget:
     """Number of machines of a job; workers are distributed evenly over them. Default: one machine per worker."""
 
     gpus_by: Literal["gres", "gpus-per-task"] = "gres"
-    """Option of sbatch that requests GPUs: `gres`: `--gres`, per machine, which elastic jobs always use;
-    `gpus-per-task`: `--gpus-per-task`, per worker."""
+    """Option of sbatch that requests GPUs: `gres` requests them per machine, `gpus-per-task` per worker. Elastic jobs
+    always use `gres`."""
 
     gpu_type: str | None = None
     """Name of the kind of GPU on the cluster, e.g. `a100`; default: any kind."""

@@ -14,7 +14,7 @@ FACTS = "STOKER_KUBERNETES"
 """Environment variable with the facts as JSON."""
 
 FIRST = ("tensorflow", "keras", "stoker")
-"""The most important packages; a pod reports their different versions first, in this order."""
+"""The most important packages: if their versions in the image differ, a pod reports them first, in this order."""
 
 CODE_FOLDER = "/stoker/code"
 """Path at which the ConfigMap with the code and the job's description is mounted."""

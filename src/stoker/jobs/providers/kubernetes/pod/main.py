@@ -75,7 +75,7 @@ EXIT_RETRYABLE = 138
 """Exit code after which a TFJob with the restart policy `ExitCode` starts a pod again."""
 
 SHOWN = 10
-"""Maximum number of packages whose different versions a pod reports."""
+"""Maximum number of packages with another version in the image that a pod reports."""
 
 END_S = 60.0
 """Maximum time that a pod with a finished task waits for the other pods, seconds."""
@@ -253,7 +253,7 @@ class _Task:
         return EXIT_BUG if self._facts.kind == "jobset" and others else EXIT_PREEMPTED
 
     def _of_indexed_job(self, number: int, before: set[int]) -> int:
-        """Return the code of a failed pod of an Indexed Job; only one of several that fail together is counted."""
+        """Return the exit code of a failed pod of an Indexed Job; of pods that fail together, the Job counts one."""
         if EXIT_PREEMPTED in before or another_counts(self._member, number, longest_s=PEER_S):
             self._log("another worker ended first: this worker starts again with it")
             return EXIT_PREEMPTED

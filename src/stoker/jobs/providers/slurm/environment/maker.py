@@ -34,8 +34,7 @@ def interpreter(job: Job, target: SlurmTarget, source: Path | None = None) -> st
     Args:
         job: The job with its paths on the cluster.
         target: The settings of the target.
-        source: The experiment's folder on this machine, which has the lock file; None: the job's folder of the
-            experiment.
+        source: The experiment's folder on this machine, which has the lock file; None: `job.folder`.
 
     Raises:
         ConfigError: the experiment has no lock file, or a job cannot use its lock file.

@@ -77,8 +77,8 @@ def apply(answer: bytes, place: Path) -> None:
         elif name in FACTS or _START.fullmatch(name):
             facts[name] = content
     parts = {(_family(path), _head(path)): path for path in _parts(place)}
-    # Write the oldest part first: a part may get the name that the next older part had, so that part must be renamed
-    # before.
+    # Write the oldest part first: a newer part may get the name of an older part, which must have been renamed by
+    # then.
     for _, name, key, content in sorted(logs, reverse=True):
         _write_log(place / name, parts.get(key), content)
     for name, content in facts.items():

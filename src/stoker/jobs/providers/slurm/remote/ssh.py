@@ -80,7 +80,7 @@ class Ssh:
         return Answer(code=code, out=out.decode(errors="replace"), errors=errors)
 
     def user(self) -> str:
-        """Return the user's number on the login node."""
+        """Return the user ID (UID) on the login node."""
         return _user(self)
 
     def on_cluster(self, job: Job) -> Job:
