@@ -107,14 +107,12 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
         output: None if is_logit.get(output) and names and len(names) == 2 else names
         for output, names in classes.items()
     }
-    truth = labels_of(transform, rows)
-    result: ServeResult = {"version": served, "rows": len(sample)}
     return SmokeTest(
         version=served,
         answers=tuple(
             Answer(truth=t, rest=r, grpc=g)
             for t, r, g in zip(
-                _by_row(truth, classes, _label_texts),
+                _by_row(labels_of(transform, rows), classes, _label_texts),
                 _by_row(rest, answered_as, _answer_texts),
                 _by_row(grpc, answered_as, _answer_texts),
                 strict=True,
@@ -127,7 +125,7 @@ def smoke_test(experiment: Experiment, chain: ChainResult) -> SmokeTest:
             why="",
             took_s=time.monotonic() - began_s,
             output=experiment.models_root / model,
-            result=result,
+            result=ServeResult(version=served, rows=len(sample)),
         ),
     )
 

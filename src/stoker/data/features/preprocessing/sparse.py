@@ -58,9 +58,8 @@ def sparse_from_lists(
             tf.size(values.flat_values, tf.int64),
         )
     filler = tf.constant([_MISSING.get(values.dtype, 0)], values.dtype)
-    shape = tf.stack(
-        [places.nrows(), size]
-    )  # `tf.sparse.to_dense` then knows the width while tracing
+    # `tf.sparse.to_dense` then knows the width while tracing.
+    shape = tf.stack([places.nrows(), size])
     sparse = tf.sparse.reorder(
         tf.SparseTensor(
             tf.stack([row, at], axis=1),
