@@ -307,9 +307,8 @@ def with_absolute_paths(overrides: Sequence[str]) -> list[str]:
     last: dict[str, str] = {}
     for each in (*overrides, *paths):
         name = ".".join(part.strip() for part in each.partition("=")[0].split("."))
-        last.pop(
-            name, None
-        )  # to keep the order of assignments, because a later one may set a whole section
+        # to keep the order of assignments, because a later one may set a whole section
+        last.pop(name, None)
         last[name] = each
     return list(last.values())
 

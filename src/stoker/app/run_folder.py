@@ -388,9 +388,8 @@ def _locked(run: Run) -> Iterator[None]:
             # longer publish.
             own.require_newest()
             path.unlink(missing_ok=True)
-            for left in run.root.glob(
-                ".*.partial"
-            ):  # partial files that the earlier start may still have open
+            # partial files that the earlier start may still have open
+            for left in run.root.glob(".*.partial"):
                 remove(left)
         stream.truncate(0)
         stream.write(f"{owner_line()}\n")

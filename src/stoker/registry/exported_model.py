@@ -384,9 +384,8 @@ def first_line(error: BaseException) -> str:
     reasons = [
         _IN_FUNCTION.sub("", line) for line in lines if line and line != "Graph execution error:"
     ]
-    for line, after in itertools.pairwise(
-        reasons
-    ):  # in a function, the reason comes after the stack, before the node's line
+    # in a function, the reason comes after the stack, before the node's line
+    for line, after in itertools.pairwise(reasons):
         if after.startswith("[[{{node"):
             return line.rstrip(".")
     return reasons[0].rstrip(".") if reasons else type(error).__name__

@@ -138,9 +138,8 @@ def _basic(parts: SplitResult) -> str:
 
 def _cut(sock: socket.socket) -> None:
     with contextlib.suppress(OSError):  # the peer has closed the connection
-        socket.socket.shutdown(
-            sock, socket.SHUT_RDWR
-        )  # not TLS's shutdown: another thread is reading
+        # not TLS's shutdown: another thread is reading
+        socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
 def _read(connection: http.client.HTTPConnection, end_s: float, max_bytes: int) -> HttpAnswer:

@@ -197,9 +197,8 @@ class RunTime:
         if own_incarnation() is None:
             self._file = os.open(path, os.O_WRONLY | os.O_CREAT, 0o644)
             if os.fstat(self._file).st_size > FILE_BYTES:
-                os.ftruncate(
-                    self._file, 0
-                )  # the file is damaged, and a write would not cover all of it
+                # the file is damaged, and a write would not cover all of it
+                os.ftruncate(self._file, 0)
             return
         # In a job, always create a new file: an earlier start of the job may still have the old file open.
         made = path.with_name(f".{path.name}.tmp")

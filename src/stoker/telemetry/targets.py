@@ -127,9 +127,8 @@ def live_targets(runs: Path, on_bad: Callable[[Path, Exception], None] = _ignore
         owners = [_owner(group["labels"]) for group in groups]
         if any(owner is not None and owner.is_gone() for owner in owners):
             with contextlib.suppress(OSError, ValueError):
-                if (
-                    _entries(path) == groups
-                ):  # if it differs, a new process has just continued the run
+                # if it differs, a new process has just continued the run
+                if _entries(path) == groups:
                     path.unlink()
         elif all(_is_reachable(group, owner) for group, owner in zip(groups, owners, strict=True)):
             found += groups

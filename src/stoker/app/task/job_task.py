@@ -138,9 +138,8 @@ class _Task:
             # If the command failed because a later start has begun, raise Superseded, so that this start is not
             # repeated.
             self._require_newest()
-        if (
-            code in self._passed_on
-        ):  # the forwarded signal killed the command before it had a handler: nothing is lost
+        # the forwarded signal killed the command before it had a handler: nothing is lost
+        if code in self._passed_on:
             return EXIT_PREEMPTED
         return code if code >= 0 else EXIT_BUG
 
@@ -212,12 +211,13 @@ def _command(job: Job, code: Code) -> list[str]:
     sets = [f"--set={each}" for each in path_overrides(code.experiment, job.folder)]
     runs = f"--set=runs={json.dumps(str(job.runs))}"
     # The user's settings take precedence over these paths, except for the folder of runs, which is the job's.
+    # -P: a module in the current folder cannot hide one of Stoker's
     python = [
         sys.executable,
         "-P",
         "-m",
         "stoker",
-    ]  # -P: a module in the current folder cannot hide one of Stoker's
+    ]
     return [*python, verb, *sets, *options, runs, str(code.experiment)]
 
 

@@ -207,9 +207,8 @@ def serve(
 
 
 def _stop_with_stdin() -> None:
-    while os.read(
-        sys.stdin.fileno(), 1
-    ):  # unbuffered: a thread that holds sys.stdin's lock would block Python's exit
+    # unbuffered: a thread that holds sys.stdin's lock would block Python's exit
+    while os.read(sys.stdin.fileno(), 1):
         pass
     os.kill(os.getpid(), signal.SIGTERM)
 

@@ -40,9 +40,8 @@ class Started:
     @property
     def runs(self) -> bool:
         """Whether the program is still running."""
-        return (
-            bool(self.began) and began(self.pid) == self.began
-        )  # "": it ended before its start was read
+        # "": it ended before its start was read
+        return bool(self.began) and began(self.pid) == self.began
 
     def end(self) -> None:
         """Send SIGTERM, wait, and kill the program if it does not end."""
@@ -53,9 +52,8 @@ class Started:
                 os.kill(self.pid, number)
             end_s = time.monotonic() + wait_s
             while self.runs and time.monotonic() < end_s:
-                time.sleep(
-                    0.05
-                )  # poll: the program is not a child of this process, so `wait` is impossible
+                # poll: the program is not a child of this process, so `wait` is impossible
+                time.sleep(0.05)
 
 
 def read_started(folder: Path) -> tuple[Started, ...]:

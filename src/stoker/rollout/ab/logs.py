@@ -76,9 +76,8 @@ class ABTestLogs:
     def refresh(self) -> None:
         """Read the keys of other servers, and flush this server's keys to the disk; called every second."""
         if self._logs is not None:
-            with contextlib.suppress(
-                OSError
-            ):  # unreadable, or the disk is full: the next call tries again
+            # unreadable, or the disk is full: the next call tries again
+            with contextlib.suppress(OSError):
                 self._logs.assignments.refresh()
 
     def add_outcomes(self, model: str, outcomes: Sequence[tuple[str, float]]) -> None:

@@ -111,10 +111,11 @@ class Controller:
         self._lease: int | None = None
         self._beats = 0
         self._seen: tuple[object, float] = (None, clock())
+        # `began_s` of the stage, and the time of `clock` at that moment
         self._stage_clock = (
             0.0,
             0.0,
-        )  # `began_s` of the stage, and the time of `clock` at that moment
+        )
         self._looked_s = -math.inf  # time of the last step
         self._gone_s: float | None = None  # when the candidate's folder was first missed
 
@@ -139,9 +140,8 @@ class Controller:
         active, news = state.phase in ACTIVE, self._hooks.has_news(stored, state)
         if not active and not news:
             return None
-        with contextlib.suppress(
-            Conflict
-        ):  # another writer was first: the next step reads its state
+        # another writer was first: the next step reads its state
+        with contextlib.suppress(Conflict):
             if self._lease == state.lease != 0:
                 if news:
                     self._hooks.announce()

@@ -152,9 +152,8 @@ class Hooks:
             "gates": [each.to_json() for each in results],
         }
         if content["gates"] and content != self._written:
-            with contextlib.suppress(
-                UserError, OSError
-            ):  # the file is needed only by `stoker rollout status`
+            # the file is needed only by `stoker rollout status`
+            with contextlib.suppress(UserError, OSError):
                 write_json(self._folder / _FILE, content)
                 self._written = content
 

@@ -144,9 +144,8 @@ class RolloutSupervisor:
                 why = f"a worker ended ({how}) while it loaded this version"
             if not blamed:
                 _log.error("%s version %d is rolled back: %s", model, use.version, why)
-                with contextlib.suppress(
-                    UserError, OSError
-                ):  # the disk is full: the rollback below may still succeed
+                # the disk is full: the rollback below may still succeed
+                with contextlib.suppress(UserError, OSError):
                     Vetoes(self._workers).add(base, state.rollout, why=why)
                 self._count_lost(use, state, lost, why)
             blamed = True

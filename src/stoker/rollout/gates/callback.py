@@ -58,9 +58,8 @@ def call_in_process(
 
 
 def _answer(reading: int, child: Child) -> bool | float | None:
-    os.set_blocking(
-        reading, False
-    )  # a process that left the process group may hold the other end open
+    # a process that left the process group may hold the other end open
+    os.set_blocking(reading, False)
     with contextlib.suppress(BlockingIOError, ValueError, KeyError, TypeError):
         answer = json.loads(os.read(reading, _MAX_BYTES))
         if "error" in answer:

@@ -172,9 +172,8 @@ def _suspicion(
     """Return a result if the candidate at 100 % gives more bad answers than the baseline did before; else None."""
     before = [each.baseline for each in stages if each.share < 1.0 and not each.is_shadow]
     bad, requests = at_full_traffic(stages)
-    bad = max(
-        bad - state.explained[0], 0
-    )  # negative if the counts of a damaged file are missing for a while
+    # negative if the counts of a damaged file are missing for a while
+    bad = max(bad - state.explained[0], 0)
     full = FullTraffic(
         candidate=bad,
         requests=max(requests - state.explained[1], bad),

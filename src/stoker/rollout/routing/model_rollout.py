@@ -258,9 +258,8 @@ class ModelRollout:
 
     def count(self, requests: RunRequests, outputs: Outputs, ended_s: float) -> None:
         """Queue answers, which `write` counts at the latest; answers of an A/B test are recorded immediately."""
-        is_of_test = (
-            self._is_test or requests.routes[0].test
-        )  # the test that chose the version may have ended
+        # the test that chose the version may have ended
+        is_of_test = self._is_test or requests.routes[0].test
         (self._record if is_of_test else self.waiting.add)(requests, outputs, ended_s)
 
     def _record(self, requests: RunRequests, _outputs: Outputs, _ended_s: float) -> None:

@@ -237,8 +237,7 @@ def _create(path: Path, content: bytes) -> None:
 
 
 def _is_linked(scratch: Path) -> bool:
-    with contextlib.suppress(
-        FileNotFoundError
-    ):  # the file was removed: the link is another writer's state
+    # the file was removed: the link is another writer's state
+    with contextlib.suppress(FileNotFoundError):
         return scratch.stat().st_nlink == 2
     return False

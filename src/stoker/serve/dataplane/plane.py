@@ -170,9 +170,8 @@ class DataPlane:
                 proven = self._proven[model.name, name]
                 proven.add(servable.version)
                 is_quick = proven.issuperset(compared)
-            elif (
-                compared and (model.name, name) in self._proven
-            ):  # known names only: a client could invent any number of others
+            # known names only: a client could invent any number of others
+            elif compared and (model.name, name) in self._proven:
                 self._proven[model.name, name].discard(servable.version)
             if not is_quick:
                 return None

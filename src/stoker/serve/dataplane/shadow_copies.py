@@ -70,9 +70,8 @@ class Copies:
         for route, size in zip(joined.routes, joined.sizes or (None,), strict=True):
             if route.copied:
                 inputs, outputs = run.inputs, run.outputs
-                if (
-                    size is not None
-                ):  # several requests; the output of a single request may be a scalar
+                # several requests; the output of a single request may be a scalar
+                if size is not None:
                     rows = slice(first, first + size)
                     inputs = {name: array[rows] for name, array in inputs.items()}
                     outputs = {name: array[rows] for name, array in outputs.items()}
@@ -88,10 +87,11 @@ class Copies:
         outputs: Tensors | None,
         took_s: float,
     ) -> None:
+        # so that the function below does not keep the call's arrays in memory
         model, version = (
             call.model,
             route.version,
-        )  # so that the function below does not keep the call's arrays in memory
+        )
         copy = RequestCopy(
             signature=call.signature,
             inputs=call.inputs,

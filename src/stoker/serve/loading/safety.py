@@ -115,9 +115,8 @@ class _Walk:
 
     def check(self) -> None:
         if unrestored_variables(self.meta_graph):
-            for name in checked_functions(
-                self.meta_graph
-            ):  # loading runs functions that no signature reaches
+            # loading runs functions that no signature reaches
+            for name in checked_functions(self.meta_graph):
                 self._enter(name, ())
         outer = _Scope(nodes_by_name(self.meta_graph.graph_def), {}, outer=True)
         for node in reached(outer.nodes, roots_of(self.meta_graph)):

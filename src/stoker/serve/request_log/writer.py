@@ -98,10 +98,11 @@ class RequestLog:
                 record = framed(record_of(answered).SerializeToString())
                 self._file_for(prefix, len(record)).write(record)
                 touched.add(prefix)
+            # a dtype that no field holds, or a record above 2 GiB or the log's limit
             except (
                 UserError,
                 ValueError,
-            ):  # a dtype that no field holds, or a record above 2 GiB or the log's limit
+            ):
                 self._drop(1)
             except OSError as error:
                 self._give_up(prefix, error)
@@ -293,9 +294,8 @@ class RecordFile:
         """Close the file, and give it its final name."""
         try:
             self._file.flush()
-            os.replace(
-                self._path, self._final
-            )  # before the lock is released, so that no other worker removes the file as unfinished
+            # before the lock is released, so that no other worker removes the file as unfinished
+            os.replace(self._path, self._final)
         finally:
             self._file.close()
 

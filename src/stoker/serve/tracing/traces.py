@@ -163,8 +163,7 @@ def _provider(trace_ids: RandomIdGenerator) -> TracerProvider:
 def _resource() -> Resource:
     own: dict[str, str | int] = {"service.version": SERVER_VERSION, "process.pid": os.getpid()}
     named = Resource.create(own)
-    if str(named.attributes[SERVICE_NAME]).startswith(
-        "unknown_service"
-    ):  # the environment does not name the service
+    # the environment does not name the service
+    if str(named.attributes[SERVICE_NAME]).startswith("unknown_service"):
         return Resource.create({**own, SERVICE_NAME: SERVER_NAME})
     return named

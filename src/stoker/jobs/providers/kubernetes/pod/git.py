@@ -64,9 +64,8 @@ def _content(path: Path, name: str, digest: str, source: str) -> bytes:
 
 
 def _git(folder: str, *arguments: str) -> None:
-    quiet = os.environ | {
-        "GIT_TERMINAL_PROMPT": "0"
-    }  # git must not wait for a password that no user can type
+    # git must not wait for a password that no user can type
+    quiet = os.environ | {"GIT_TERMINAL_PROMPT": "0"}
     try:
         subprocess.run(
             ["git", *arguments],
