@@ -15,7 +15,7 @@ of the type above, which is never null; as a tensor, [batch, length].
 A column of lists of varying length (`length` is `VARYING`) holds any number of values: in a shard, a
 list of the type above, which is never null (a missing list is stored as an empty list); as a tensor, [batch,
 longest list of the batch], where shorter lists are filled with `PADDING`, a missing value. So missing
-values at the end of a list cannot be told apart from padding: ingest removes them from the lists in a
+values at the end of a list look the same as padding: ingest removes them from the lists in a
 shard, and in `preprocessing_fn` the column is a `tf.RaggedTensor` without them.
 """
 

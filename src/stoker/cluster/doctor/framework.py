@@ -140,22 +140,22 @@ def probe_framework(*, timeout_s: float) -> Framework:
     if done.returncode:
         tail = " / ".join(done.stderr.strip().splitlines()[-TAIL_LINES:])
         return Framework(error=f"exit code {done.returncode}: {tail}")
-    told = json.loads(done.stdout.strip().splitlines()[-1])
-    told |= {name: tuple(told[name]) for name in ("capabilities", "gpus")}
-    libraries = tuple(_libraries(told))
-    return Framework(**told, libraries=libraries, missing=missing_libraries(done.stderr))
+    facts = json.loads(done.stdout.strip().splitlines()[-1])
+    facts |= {name: tuple(facts[name]) for name in ("capabilities", "gpus")}
+    libraries = tuple(_libraries(facts))
+    return Framework(**facts, libraries=libraries, missing=missing_libraries(done.stderr))
 
 
-def _libraries(told: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Yield names and versions of libraries; remove their encoded version numbers from `told`.
+def _libraries(facts: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Yield names and versions of libraries; remove their encoded version numbers from `facts`.
 
     Source: CUDA_VERSION of cuda.h; CUDNN_VERSION of cudnn_version.h (major version times 10,000 since version 9, times
     1,000 before); NCCL_VERSION of nccl.h (times 10,000 since version 2.9, times 1,000 before).
     """
-    if (cudart := told.pop("cudart")) is not None:
+    if (cudart := facts.pop("cudart")) is not None:
         yield "CUDA", f"{cudart // 1000}.{cudart % 1000 // 10}"
     for name, key in (("cuDNN", "libcudnn"), ("NCCL", "nccl")):
-        if (number := told.pop(key)) is not None:
+        if (number := facts.pop(key)) is not None:
             base = 10_000 if number >= 10_000 else 1_000
             yield name, f"{number // base}.{number % base // 100}.{number % 100}"
 

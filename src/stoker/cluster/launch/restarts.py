@@ -85,7 +85,7 @@ class Launched:
 
 
 class WorkerFailed(UserError):
-    """A worker failed, and there is no further attempt; `failure` says which worker failed, and how."""
+    """A worker failed, and the workers are not started again; `failure` says which worker failed, and how."""
 
     def __init__(self, failure: Failure, *, after: str) -> None:
         """Build the message.

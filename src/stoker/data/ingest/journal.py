@@ -120,7 +120,7 @@ class Journal:
         self._shards = {name: list(shards) for name, shards in state.shards.items()}
 
     def load(self) -> Checkpoint | None:
-        """Return the state of an earlier ingest with the same identity; None if there is no usable journal."""
+        """Return the state of an earlier ingest with the same identity; None without a usable journal."""
         if not self._path.is_file():
             return None
         try:

@@ -52,8 +52,7 @@ class Started:
                 os.kill(self.pid, number)
             end_s = time.monotonic() + wait_s
             while self.runs and time.monotonic() < end_s:
-                # poll: the program is not a child of this process, so `wait` is impossible
-                time.sleep(0.05)
+                time.sleep(0.05)  # not a child of this process, so it cannot be waited for
 
 
 def read_started(folder: Path) -> tuple[Started, ...]:

@@ -196,7 +196,7 @@ def _scale(x: tf.Tensor, *, shift: float | Fraction, factor: float, dtype: tf.DT
 def _difference(x: tf.Tensor, shift: Fraction) -> tf.Tensor:
     """Return x - shift for 64-bit integers, rounded to float64 only once.
 
-    The upper and the lower 32 bits are subtracted separately, so that nothing overflows.
+    The upper and the lower 32 bits are subtracted separately, so that neither overflows.
     """
     upper = tf.bitwise.right_shift(x, tf.constant(_HALF_BITS, x.dtype))
     lower = tf.bitwise.bitwise_and(x, tf.constant(2**_HALF_BITS - 1, x.dtype))
